@@ -1,0 +1,17 @@
+//! **Posthouse** makes "change my database *and* tell the world" one reliable step.
+
+#[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
+compile_error!(
+    "posthouse needs a database: enable at least one of the features \"postgres\", \"mysql\", \"sqlite\", \
+     for example posthouse = { version = \"0.1\", features = [\"postgres\", \"relay\"] }"
+);
+
+mod error;
+pub mod message;
+mod settings;
+#[cfg(feature = "relay")]
+pub mod transport;
+
+pub use error::{Error, ErrorKind};
+pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, MessageId};
+pub use settings::{HttpRoute, OnExhausted, Ordering, RelaySettings, Retry, Route};

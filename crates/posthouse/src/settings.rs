@@ -1,0 +1,357 @@
+//! Settings that an embedded relay and the server's configuration file share.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Where messages of one destination name go, and how.
+///
+/// Used under `[routes."name"]` in the configuration file and by [`RelayBuilder::route`](crate::RelayBuilder::route).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Route {
+    /// `transport:address`; empty means that the destination name is itself an address.
+    pub to: String,
+    /// When and how often to try again.
+    pub retry: Retry,
+    /// Whether a key's messages wait for each other.
+    pub ordering: Ordering,
+    /// What a message that used up its attempts does to the later ones of its key.
+    pub on_exhausted: OnExhausted,
+    /// How many messages may be in flight to this destination from one instance. 1 to 10 000; 32 by default.
+    pub concurrency: u32,
+    /// At most this many sends per second from one instance; unlimited when absent.
+    pub rate: Option<f64>,
+    /// HTTP request details; used by the `http` transport alone.
+    pub http: HttpRoute,
+}
+
+impl Default for Route {
+    fn default() -> Self {
+        Self {
+            to: String::new(),
+            retry: Retry::default(),
+            ordering: Ordering::default(),
+            on_exhausted: OnExhausted::default(),
+            concurrency: 32,
+            rate: None,
+            http: HttpRoute::default(),
+        }
+    }
+}
+
+impl Route {
+    /// A route to `transport:address` with every setting at its default.
+    pub fn to(address: impl Into<String>) -> Self {
+        Self { to: address.into(), ..Self::default() }
+    }
+
+    /// Sets when and how often to try again.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Sets what exhaustion does to the key's queue.
+    pub fn on_exhausted(mut self, then: OnExhausted) -> Self {
+        self.on_exhausted = then;
+        self
+    }
+
+    /// Sets the ordering of keyed messages.
+    pub fn ordering(mut self, ordering: Ordering) -> Self {
+        self.ordering = ordering;
+        self
+    }
+
+    /// Sets how many messages may be in flight.
+    pub fn concurrency(mut self, n: u32) -> Self {
+        self.concurrency = n;
+        self
+    }
+
+    /// Limits sends per second.
+    pub fn rate(mut self, per_second: f64) -> Self {
+        self.rate = Some(per_second);
+        self
+    }
+
+    /// Sets the HTTP request details.
+    pub fn http(mut self, http: HttpRoute) -> Self {
+        self.http = http;
+        self
+    }
+
+    /// What is wrong with these settings, each with the field's path below the route.
+    pub fn problems(&self) -> Vec<(String, String)> {
+        let mut out = self.retry.problems();
+        if !(1..=10_000).contains(&self.concurrency) {
+            out.push(("concurrency".into(), format!("{}, must be 1 to 10000", self.concurrency)));
+        }
+        if let Some(rate) = self.rate
+            && !(rate.is_finite() && rate > 0.0)
+        {
+            out.push(("rate".into(), format!("{rate}, must be more than 0 per second")));
+        }
+        out
+    }
+}
+
+/// Exponential back-off with jitter and a cap, and an attempt limit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Retry {
+    /// A message is FAILED after this many failed attempts. 1 to 10 000; 10 by default.
+    pub max_attempts: u32,
+    /// Wait after the first failure. 1 s by default.
+    #[serde(with = "humantime_serde")]
+    pub base: Duration,
+    /// Each wait is this many times the one before. 2 by default.
+    pub factor: f64,
+    /// Never wait longer than this. 10 min by default.
+    #[serde(with = "humantime_serde")]
+    pub cap: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { max_attempts: 10, base: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(600) }
+    }
+}
+
+impl Retry {
+    /// Gives up after `max_attempts`, waiting `base` at first and `cap` at most.
+    pub fn new(max_attempts: u32, base: Duration, cap: Duration) -> Self {
+        Self { max_attempts, base, cap, ..Self::default() }
+    }
+
+    /// The wait after the `failed`-th failed attempt (from 1), for a `roll` drawn evenly from [0, 1).
+    ///
+    /// "Equal jitter": half of the exponential wait is fixed, half is random, so that retries neither come at once
+    /// nor in step. See "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    pub fn wait(&self, failed: u32, roll: f64) -> Duration {
+        let exponent = f64::from(failed.saturating_sub(1).min(1_000));
+        let full = (self.base.as_secs_f64() * self.factor.powf(exponent)).min(self.cap.as_secs_f64());
+        Duration::from_secs_f64(full * (0.5 + 0.5 * roll))
+    }
+
+    fn problems(&self) -> Vec<(String, String)> {
+        let mut out = Vec::new();
+        if !(1..=crate::message::MAX_ATTEMPTS).contains(&self.max_attempts) {
+            out.push((
+                "retry.max_attempts".into(),
+                format!("{}, must be 1 to {}", self.max_attempts, crate::message::MAX_ATTEMPTS),
+            ));
+        }
+        if self.base.is_zero() || self.base > self.cap {
+            out.push((
+                "retry.base".into(),
+                format!("{:?}, must be more than 0 and at most retry.cap ({:?})", self.base, self.cap),
+            ));
+        }
+        if self.cap > Duration::from_secs(30 * 86400) {
+            out.push(("retry.cap".into(), format!("{:?}, must be at most 30 days", self.cap)));
+        }
+        if !(self.factor >= 1.0 && self.factor <= 100.0) {
+            out.push(("retry.factor".into(), format!("{}, must be 1 to 100", self.factor)));
+        }
+        out
+    }
+}
+
+/// Whether the messages of a key wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Ordering {
+    /// A keyed message is sent when every earlier one of its key has been confirmed.
+    #[default]
+    Strict,
+    /// Keys are sent along, but nothing waits.
+    None,
+}
+
+/// What a FAILED message does to the later ones of its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnExhausted {
+    /// They wait until a person requeues or skips the failed one.
+    #[default]
+    Block,
+    /// The failed one leaves its key's queue and they go on.
+    Skip,
+}
+
+/// How the `http` transport makes the request of one route.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct HttpRoute {
+    /// Request method. `POST` by default.
+    pub method: String,
+    /// Overrides the message's content type.
+    pub content_type: Option<String>,
+    /// Value of the `Authorization` header (secret: never shown).
+    pub authorization: Option<String>,
+    /// Headers set on each request, before those of the message.
+    pub headers: std::collections::BTreeMap<String, String>,
+}
+
+impl Default for HttpRoute {
+    fn default() -> Self {
+        Self { method: "POST".into(), content_type: None, authorization: None, headers: Default::default() }
+    }
+}
+
+impl std::fmt::Debug for HttpRoute {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Header values may be secrets (API keys), so only names are shown.
+        f.debug_struct("HttpRoute")
+            .field("method", &self.method)
+            .field("content_type", &self.content_type)
+            .field("authorization", &self.authorization.as_ref().map(|_| "[redacted]"))
+            .field("headers", &self.headers.keys())
+            .finish()
+    }
+}
+
+/// How a relay works: leases, deadlines, polling, memory. `[relay]` in the configuration file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct RelaySettings {
+    /// Name of this instance in tables and logs; host name and process id by default.
+    pub instance: Option<String>,
+    /// How long an instance's houses stay its own after its last heartbeat. 20 s by default.
+    #[serde(with = "humantime_serde")]
+    pub lease: Duration,
+    /// How often the lease is renewed; at most a third of the lease. 4 s by default.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat: Duration,
+    /// Deadline of one send, body included. 10 s by default.
+    #[serde(with = "humantime_serde")]
+    pub send_timeout: Duration,
+    /// What must be left of the lease beyond `send_timeout` for a send to start. 1 s by default.
+    #[serde(with = "humantime_serde")]
+    pub lease_margin: Duration,
+    /// Longest time between two reads when nothing wakes the relay. 1 s by default.
+    #[serde(with = "humantime_serde")]
+    pub idle_poll: Duration,
+    /// How often recent ids are read again for transactions that committed late. 500 ms by default.
+    #[serde(with = "humantime_serde")]
+    pub near_sweep: Duration,
+    /// How often the whole pending set is read; stretched so that it takes less than 2 % of the time. 30 s by default.
+    #[serde(with = "humantime_serde")]
+    pub full_sweep: Duration,
+    /// Deadline of one database call. 10 s by default.
+    #[serde(with = "humantime_serde")]
+    pub database_timeout: Duration,
+    /// Most rows per read. 2 000 by default.
+    pub batch: u32,
+    /// Most payload bytes in memory. 64 MiB by default; one larger message is still sent, alone.
+    pub memory: usize,
+    /// A message during whose sending this many processes died is FAILED. 3 by default.
+    pub max_claims: u32,
+    /// Settings of destinations that have no route of their own.
+    pub default_route: Route,
+}
+
+impl Default for RelaySettings {
+    fn default() -> Self {
+        Self {
+            instance: None,
+            lease: Duration::from_secs(20),
+            heartbeat: Duration::from_secs(4),
+            send_timeout: Duration::from_secs(10),
+            lease_margin: Duration::from_secs(1),
+            idle_poll: Duration::from_secs(1),
+            near_sweep: Duration::from_millis(500),
+            full_sweep: Duration::from_secs(30),
+            database_timeout: Duration::from_secs(10),
+            batch: 2_000,
+            memory: 64 << 20,
+            max_claims: 3,
+            default_route: Route::default(),
+        }
+    }
+}
+
+impl RelaySettings {
+    /// What is wrong with these settings and how they relate, each with the field's path.
+    pub fn problems(&self) -> Vec<(String, String)> {
+        let mut out = Vec::new();
+        let mut say = |field: &str, why: String| out.push((field.to_owned(), why));
+        if self.heartbeat.is_zero() || self.heartbeat * 3 > self.lease {
+            say(
+                "heartbeat",
+                format!("{:?}, must be more than 0 and at most a third of lease ({:?})", self.heartbeat, self.lease),
+            );
+        }
+        if self.send_timeout.is_zero() || self.send_timeout + self.lease_margin + self.heartbeat > self.lease {
+            say(
+                "send_timeout",
+                format!(
+                    "{:?}; send_timeout + lease_margin ({:?}) + heartbeat ({:?}) must be at most lease ({:?}), or no send could start late in a lease",
+                    self.send_timeout, self.lease_margin, self.heartbeat, self.lease
+                ),
+            );
+        }
+        if self.lease > Duration::from_secs(3600) {
+            say("lease", format!("{:?}, must be at most 1 h", self.lease));
+        }
+        for (name, value) in [("idle_poll", self.idle_poll), ("near_sweep", self.near_sweep), ("full_sweep", self.full_sweep)] {
+            if value < Duration::from_millis(1) || value > Duration::from_secs(3600) {
+                say(name, format!("{value:?}, must be 1 ms to 1 h"));
+            }
+        }
+        if self.database_timeout < Duration::from_millis(100) {
+            say("database_timeout", format!("{:?}, must be at least 100 ms", self.database_timeout));
+        }
+        if !(1..=5_000).contains(&self.batch) {
+            say("batch", format!("{}, must be 1 to 5000", self.batch));
+        }
+        if self.memory < 1 << 20 {
+            say("memory", format!("{}, must be at least 1048576 (1 MiB)", self.memory));
+        }
+        if !(1..=100).contains(&self.max_claims) {
+            say("max_claims", format!("{}, must be 1 to 100", self.max_claims));
+        }
+        if let Some(name) = &self.instance
+            && (name.is_empty() || name.len() > 100 || name.contains(char::is_control))
+        {
+            say("instance", "must be 1 to 100 bytes without control characters".into());
+        }
+        for (field, why) in self.default_route.problems() {
+            say(&format!("default_route.{field}"), why);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_the_cap_and_jitter_takes_at_most_half() {
+        let r = Retry::new(5, Duration::from_secs(1), Duration::from_secs(10));
+        assert_eq!(r.wait(1, 0.0), Duration::from_millis(500));
+        assert_eq!(r.wait(1, 1.0), Duration::from_secs(1));
+        assert_eq!(r.wait(3, 1.0), Duration::from_secs(4));
+        assert_eq!(r.wait(5, 1.0), Duration::from_secs(10));
+        assert_eq!(r.wait(u32::MAX, 0.0), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_lease_that_cannot_cover_a_send_is_refused() {
+        assert_eq!(RelaySettings::default().problems(), []);
+        let fields = |s: RelaySettings| s.problems().into_iter().map(|p| p.0).collect::<Vec<_>>();
+        let s = RelaySettings { send_timeout: Duration::from_secs(15), ..Default::default() };
+        assert_eq!(fields(s.clone()), [] as [&str; 0], "15 + 1 + 4 = 20 is just enough");
+        assert_eq!(fields(RelaySettings { send_timeout: Duration::from_millis(15_001), ..s }), ["send_timeout"]);
+        let s = RelaySettings { heartbeat: Duration::from_secs(7), send_timeout: Duration::from_secs(1), ..Default::default() };
+        assert_eq!(fields(s), ["heartbeat"]);
+    }
+}

@@ -1,0 +1,239 @@
+//! Sending: the [`Transport`] trait and the transports that come with the library.
+//!
+//! A transport gets [`Delivery`] values and answers each one. Nothing leaves the pending set before an answer says
+//! that the receiver confirmed, and a delivery that is dropped unanswered counts as "try again", so a faulty
+//! transport can cause duplicates but no loss.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc;
+
+use crate::{Envelope, Route};
+
+#[cfg(feature = "http")]
+pub(crate) mod http;
+pub(crate) mod local;
+
+/// What came of one try to deliver a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The receiver confirmed.
+    Delivered,
+    /// This message failed and may work later: one attempt is counted, and it waits at least `after`.
+    Retry {
+        /// What the receiver asked for (`Retry-After`).
+        after: Option<Duration>,
+        /// Why.
+        error: Failure,
+    },
+    /// It can never work: FAILED at once.
+    Rejected(Failure),
+    /// The destination is down: no attempt is counted, the breaker opens.
+    Unavailable(Failure),
+}
+
+/// Why a try failed, as people will read it in the attempt log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// One sentence that a person can act on.
+    pub error: String,
+    /// The start of the receiver's response, if there was one.
+    pub response: Option<String>,
+}
+
+impl<S: Into<String>> From<S> for Failure {
+    fn from(error: S) -> Self {
+        Self { error: error.into(), response: None }
+    }
+}
+
+/// Sends messages to one kind of receiver. Knows nothing of databases.
+///
+/// `send` resolves when the whole batch has been accepted, which is how a transport applies back-pressure; answers
+/// come through the deliveries, in any order, before or after that. Every delivery has a [`deadline`](Delivery::deadline):
+/// the relay gives up on it then, and a later answer is ignored.
+///
+/// ```
+/// use posthouse::transport::{Delivery, Transport};
+///
+/// #[derive(Debug)]
+/// struct Stdout;
+/// impl Transport for Stdout {
+///     fn send(&self, batch: Vec<Delivery>) -> futures_util::future::BoxFuture<'_, ()> {
+///         Box::pin(async move {
+///             for delivery in batch {
+///                 println!("{} {}", delivery.message().kind, delivery.address());
+///                 delivery.delivered();
+///             }
+///         })
+///     }
+/// }
+/// ```
+pub trait Transport: Send + Sync + fmt::Debug + 'static {
+    /// Takes messages to send.
+    fn send(&self, batch: Vec<Delivery>) -> BoxFuture<'_, ()>;
+
+    /// Hands what is still buffered to the receiver and closes. Called once, after the last `send` resolved.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// A transport made of a function that handles one message at a time; messages of a batch run side by side.
+///
+/// ```
+/// let print = posthouse::transport::from_fn(|d: posthouse::transport::Delivery| async move {
+///     println!("{}", d.message().message_id);
+///     d.delivered();
+/// });
+/// ```
+pub fn from_fn<F, Fut>(f: F) -> impl Transport
+where
+    F: Fn(Delivery) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    FromFn(f)
+}
+
+struct FromFn<F>(F);
+
+impl<F> fmt::Debug for FromFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FromFn")
+    }
+}
+
+impl<F, Fut> Transport for FromFn<F>
+where
+    F: Fn(Delivery) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    fn send(&self, batch: Vec<Delivery>) -> BoxFuture<'_, ()> {
+        let running: Vec<_> = batch.into_iter().map(&self.0).collect();
+        Box::pin(async move {
+            futures_util::future::join_all(running).await;
+        })
+    }
+}
+
+/// One message on its way, and the token through which its outcome is told.
+///
+/// Dropping it without an answer counts as [`Outcome::Retry`].
+#[derive(Debug)]
+#[must_use = "a delivery that is dropped unanswered is tried again"]
+pub struct Delivery {
+    envelope: Envelope,
+    route: Arc<Route>,
+    deadline: Instant,
+    token: Token,
+}
+
+impl Delivery {
+    pub(crate) fn new(envelope: Envelope, route: Arc<Route>, deadline: Instant, token: Token) -> Self {
+        Self { envelope, route, deadline, token }
+    }
+
+    /// The message.
+    pub fn message(&self) -> &Envelope {
+        &self.envelope
+    }
+
+    /// The route it takes; [`Route::to`] is the complete `transport:address`.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// The address within the transport: `https://…` for `https://…`, `send-email` for `local:send-email`.
+    pub fn address(&self) -> &str {
+        address_of(&self.route.to)
+    }
+
+    /// The relay gives this try up at this moment.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// What is left until the deadline.
+    pub fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// The receiver confirmed.
+    pub fn delivered(self) {
+        self.answer(Outcome::Delivered);
+    }
+
+    /// Failed; try again with back-off, and not before `after`.
+    pub fn retry(self, error: impl Into<Failure>, after: Option<Duration>) {
+        let error = error.into();
+        self.answer(Outcome::Retry { after, error });
+    }
+
+    /// Can never work.
+    pub fn rejected(self, error: impl Into<Failure>) {
+        let error = error.into();
+        self.answer(Outcome::Rejected(error));
+    }
+
+    /// The destination is down.
+    pub fn unavailable(self, error: impl Into<Failure>) {
+        let error = error.into();
+        self.answer(Outcome::Unavailable(error));
+    }
+
+    /// Answers with any outcome.
+    pub fn answer(mut self, outcome: Outcome) {
+        self.token.answer(outcome);
+    }
+}
+
+/// The scheme of `transport:address`.
+pub(crate) fn scheme_of(to: &str) -> &str {
+    to.split_once(':').map_or("", |(scheme, _)| scheme)
+}
+
+/// The address of `transport:address`; URLs keep their scheme.
+pub(crate) fn address_of(to: &str) -> &str {
+    match to.split_once(':') {
+        Some(("http" | "https", _)) | None => to,
+        Some((_, address)) => address,
+    }
+}
+
+/// The answer to one delivery, on its way back to the relay.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) id: i64,
+    /// Counts the relay's sends, so that a late answer to an earlier try is recognised.
+    pub(crate) try_number: u64,
+    pub(crate) outcome: Outcome,
+}
+
+/// Answers once; dropped unanswered it answers "try again".
+#[derive(Debug)]
+pub(crate) struct Token {
+    pub(crate) id: i64,
+    pub(crate) try_number: u64,
+    pub(crate) answers: Option<mpsc::UnboundedSender<Answer>>,
+}
+
+impl Token {
+    fn answer(&mut self, outcome: Outcome) {
+        if let Some(answers) = self.answers.take() {
+            // The relay is gone only when it has shut down; the row stays pending and is sent again.
+            let _ = answers.send(Answer { id: self.id, try_number: self.try_number, outcome });
+        }
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        self.answer(Outcome::Retry {
+            after: None,
+            error: "the transport dropped this message without an answer (a panic or a lost task)".into(),
+        });
+    }
+}
