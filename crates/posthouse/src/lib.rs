@@ -8,10 +8,13 @@ compile_error!(
 
 mod error;
 pub mod message;
+mod outbox;
 mod settings;
+pub mod store;
 #[cfg(feature = "relay")]
 pub mod transport;
 
 pub use error::{Error, ErrorKind};
 pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, MessageId};
+pub use outbox::{Outbox, OutboxBuilder, Tx, migrate};
 pub use settings::{HttpRoute, OnExhausted, Ordering, RelaySettings, Retry, Route};

@@ -295,8 +295,9 @@ pub const MAX_NAME: usize = 255;
 pub const MAX_ATTEMPTS: u32 = 10_000;
 
 /// A checked message, ready to be written. Only the outbox makes it.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(crate) struct Checked {
+pub struct Checked {
     pub(crate) id: MessageId,
     pub(crate) kind: String,
     pub(crate) destination: String,

@@ -1,0 +1,209 @@
+//! What people look at and change.
+
+use sqlx::postgres::PgRow;
+use sqlx::{Connection, PgConnection, Row};
+
+use crate::Error;
+use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+
+macro_rules! columns {
+    () => {
+        "l.id, l.message_id, l.type, coalesce(p.destination, l.destination) AS destination, l.message_key, coalesce(p.status, 'SENT') AS status, \
+         {house_of}(l.destination, l.message_key, l.message_id) AS house, coalesce(p.attempts, 0) AS attempts, coalesce(p.claims, 0) AS claims, \
+         p.last_error, (extract(epoch FROM l.created_at) * 1000)::bigint AS created_at_ms, \
+         CASE WHEN p.status <> 'FAILED' THEN (extract(epoch FROM p.due_at) * 1000)::bigint END AS next_attempt_ms, \
+         (octet_length(l.payload) + coalesce(octet_length(l.headers::text), 0))::bigint AS size"
+    };
+}
+
+macro_rules! filters {
+    () => {
+        " AND ($2::text IS NULL OR coalesce(p.destination, l.destination) = $2) AND ($3::text IS NULL OR l.message_key = $3) \
+          AND ($4::text IS NULL OR l.message_id = $4) ORDER BY l.id DESC LIMIT $5"
+    };
+}
+
+// The log by id, pending looked up by its primary key.
+const LIST_ALL: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM {message} l LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id \
+      WHERE l.id < $1 AND ($6::text IS NULL OR p.id IS NULL)",
+    filters!()
+);
+
+// The pending set, the log looked up by its primary key.
+const LIST_UNFINISHED: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM {pending} p JOIN (SELECT * FROM {message} UNION ALL SELECT * FROM {kept}) l ON l.id = p.id WHERE p.id < $1 AND p.status = $6",
+    filters!()
+);
+
+const SHOW: &str = concat!(
+    "SELECT ",
+    columns!(),
+    ", l.content_type, l.headers::text AS headers, l.payload FROM (SELECT * FROM {message} WHERE id = $1 UNION ALL SELECT * FROM {kept} WHERE id = $1) l \
+     LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id LIMIT 1"
+);
+
+fn row(r: &PgRow) -> Result<MessageRow, sqlx::Error> {
+    Ok(MessageRow {
+        id: r.try_get("id")?,
+        message_id: r.try_get("message_id")?,
+        kind: r.try_get("type")?,
+        destination: r.try_get("destination")?,
+        key: r.try_get("message_key")?,
+        status: r.try_get("status")?,
+        house: r.try_get("house")?,
+        attempts: r.try_get("attempts")?,
+        claims: r.try_get("claims")?,
+        last_error: r.try_get("last_error")?,
+        created_at_ms: r.try_get("created_at_ms")?,
+        next_attempt_ms: r.try_get("next_attempt_ms")?,
+        size: r.try_get("size")?,
+    })
+}
+
+pub(super) async fn list(conn: &mut PgConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
+    let (template, status) = match filter.status {
+        None => (LIST_ALL, None),
+        Some(MessageStatus::Sent) => (LIST_ALL, Some("SENT")),
+        Some(other) => (LIST_UNFINISHED, Some(other.as_str())),
+    };
+    let rows = sqlx::query(tables.sql(template))
+        .bind(filter.before.unwrap_or(i64::MAX))
+        .bind(&filter.destination)
+        .bind(&filter.key)
+        .bind(&filter.message_id)
+        .bind(i64::from(filter.limit))
+        .bind(status)
+        .fetch_all(conn)
+        .await?;
+    Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+}
+
+pub(super) async fn show(conn: &mut PgConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
+    let Some(found) = sqlx::query(tables.sql(SHOW)).bind(id).fetch_optional(&mut *conn).await? else { return Ok(None) };
+    let message = row(&found)?;
+    let history = sqlx::query(tables.sql(
+        "SELECT (extract(epoch FROM at) * 1000)::bigint, attempt, outcome, error, response, took_ms, instance FROM {attempt} WHERE row_id = $1 ORDER BY id",
+    ))
+    .bind(id)
+    .fetch_all(&mut *conn)
+    .await?;
+    let attempt = |r: &PgRow| {
+        Ok(AttemptRow {
+            at_ms: r.try_get(0)?,
+            attempt: r.try_get(1)?,
+            outcome: r.try_get(2)?,
+            error: r.try_get(3)?,
+            response: r.try_get(4)?,
+            took_ms: r.try_get(5)?,
+            instance: r.try_get(6)?,
+        })
+    };
+    let delivered = sqlx::query_as(tables.sql(
+        "SELECT (extract(epoch FROM at) * 1000)::bigint, instance FROM {receipt} WHERE house = $1 AND low <= $2 AND low > $2 - 1000000 AND $2 = ANY(ids) \
+          ORDER BY id DESC LIMIT 1",
+    ))
+    .bind(message.house)
+    .bind(id)
+    .fetch_optional(conn)
+    .await?;
+    Ok(Some(MessageDetail {
+        row: message,
+        content_type: found.try_get("content_type")?,
+        headers: found.try_get("headers")?,
+        payload: found.try_get("payload")?,
+        history: history.iter().map(attempt).collect::<Result<_, sqlx::Error>>()?,
+        delivered,
+    }))
+}
+
+/// The change counter is raised first: its row lock puts actions in one order, so a relay that saw number n has seen all up to n.
+pub(super) async fn act(
+    conn: &mut PgConnection,
+    tables: &Tables,
+    ids: &[i64],
+    action: &Action,
+    actor: &str,
+) -> Result<Vec<i64>, Error> {
+    let (set, which, detail) = match action {
+        Action::Requeue => (
+            "status = 'PENDING', due_at = clock_timestamp(), attempts = 0, claims = 0, \
+             key_hash = CASE WHEN l.message_key IS NOT NULL THEN {hash}(l.destination, l.message_key, l.message_id) END",
+            "(p.status = 'FAILED' OR p.status = 'PENDING' AND p.due_at > clock_timestamp())",
+            None,
+        ),
+        Action::Skip => (
+            "status = 'FAILED', due_at = '9999-12-31', key_hash = NULL, last_error = coalesce(p.last_error || '; ', '') || 'skipped by ' || $4::text",
+            "p.status <> 'x'",
+            None,
+        ),
+        Action::Edit { destination } => {
+            ("status = 'PENDING', due_at = clock_timestamp(), destination = $3::text", "p.status <> 'x'", Some(destination))
+        }
+    };
+    let sql = format!(
+        "WITH u AS (UPDATE {{pending}} p SET {set}, owner = NULL, version = p.version + 1, updated_at = clock_timestamp() \
+            FROM (SELECT id, destination, message_key, message_id FROM {{message}} WHERE id = ANY($1) \
+                  UNION ALL SELECT id, destination, message_key, message_id FROM {{kept}} WHERE id = ANY($1)) l \
+            WHERE p.house = {{house_of}}(l.destination, l.message_key, l.message_id) AND p.id = l.id AND {which} \
+            RETURNING p.id, p.house, CASE WHEN l.message_key IS NOT NULL THEN {{hash}}(l.destination, l.message_key, l.message_id) END AS key_hash) \
+         INSERT INTO {{audit}} (change, actor, action, row_id, house, key_hash, detail) \
+         SELECT $2, $4, $5, u.id, u.house, u.key_hash, $3::text FROM u RETURNING row_id"
+    );
+    let mut tx = conn.begin().await?;
+    let change: i64 =
+        sqlx::query_scalar(tables.sql("UPDATE {meta} SET changes = changes + 1 RETURNING changes")).fetch_one(&mut *tx).await?;
+    let changed = sqlx::query_scalar(tables.sql(&sql))
+        .bind(ids)
+        .bind(change)
+        .bind(detail)
+        .bind(actor)
+        .bind(action.name())
+        .fetch_all(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    Ok(changed)
+}
+
+pub(super) async fn backlog(conn: &mut PgConnection, tables: &Tables) -> Result<Vec<Backlog>, Error> {
+    let rows = sqlx::query(tables.sql(
+        "SELECT p.destination, p.status, count(*) AS messages, \
+                (extract(epoch FROM clock_timestamp() - (SELECT created_at FROM {message} m WHERE m.id = min(p.id))) * 1000)::bigint AS oldest \
+           FROM {pending} p GROUP BY 1, 2 ORDER BY 1, 2",
+    ))
+    .fetch_all(conn)
+    .await?;
+    let line = |r: &PgRow| {
+        Ok(Backlog {
+            destination: r.try_get(0)?,
+            status: r.try_get(1)?,
+            messages: r.try_get(2)?,
+            oldest_ms: r.try_get::<Option<i64>, _>(3)?.unwrap_or(0).max(0),
+        })
+    };
+    Ok(rows.iter().map(line).collect::<Result<_, sqlx::Error>>()?)
+}
+
+pub(super) async fn houses(conn: &mut PgConnection, tables: &Tables) -> Result<Vec<HouseRow>, Error> {
+    let rows = sqlx::query(tables.sql(
+        "SELECT h.house, h.owner, coalesce(i.lease_until > clock_timestamp(), false), h.epoch, \
+                (SELECT count(*) FROM {pending} p WHERE p.house = h.house) \
+           FROM {house} h LEFT JOIN {instance} i ON i.instance = h.owner ORDER BY 1",
+    ))
+    .fetch_all(conn)
+    .await?;
+    let house = |r: &PgRow| {
+        Ok(HouseRow {
+            house: r.try_get(0)?,
+            owner: r.try_get(1)?,
+            alive: r.try_get(2)?,
+            epoch: r.try_get(3)?,
+            pending: r.try_get(4)?,
+        })
+    };
+    Ok(rows.iter().map(house).collect::<Result<_, sqlx::Error>>()?)
+}

@@ -1,0 +1,202 @@
+//! Creating the tables and the partitions ahead.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row};
+
+use crate::store::{SCHEMA_VERSION, Tables};
+use crate::{Error, ErrorKind};
+
+/// Ids per partition of the log.
+pub(crate) const PARTITION_SIZE: i64 = 4_000_000;
+
+/// Partitions kept ready ahead of the newest id.
+const PARTITIONS_AHEAD: i64 = 32;
+
+/// How long one piece of DDL waits for its locks before it steps back and lets others pass.
+const LOCK_TIMEOUT: &str = "100ms";
+
+/// How long migration keeps trying.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const FIRST: &str = include_str!("0001_first.sql");
+
+/// The notification channel of a set of tables.
+pub(crate) fn channel(tables: &Tables) -> String {
+    format!("{}.{}wake", tables.schema().unwrap_or("public"), tables.prefix())
+}
+
+pub(crate) fn text(tables: &Tables, houses: u16) -> String {
+    let mut out = tables.text(&FIRST.replace("%HOUSES%", &houses.to_string()));
+    for number in 0..=PARTITIONS_AHEAD {
+        out.push('\n');
+        out.push_str(&partition(tables, number));
+    }
+    out
+}
+
+/// Made apart and attached, so that the log is never locked against publishers (ATTACH takes SHARE UPDATE EXCLUSIVE).
+fn partition(tables: &Tables, number: i64) -> String {
+    let (from, to) = (number * PARTITION_SIZE, (number + 1) * PARTITION_SIZE);
+    let name = format!("message_p{number:07}");
+    tables.text(&format!(
+        "CREATE TABLE {{{name}}} (LIKE {{message}} INCLUDING DEFAULTS INCLUDING CONSTRAINTS, \
+             CHECK (id >= {from} AND id < {to}));\n\
+         ALTER TABLE {{message}} ATTACH PARTITION {{{name}}} FOR VALUES FROM ({from}) TO ({to});\n"
+    ))
+}
+
+pub(crate) async fn migrate(pool: &PgPool, tables: &Tables, houses: u16) -> Result<(), Error> {
+    let mut conn = pool.acquire().await?;
+    let started = Instant::now();
+    loop {
+        let holdup = match try_migrate(&mut conn, tables, houses).await {
+            Ok(true) => return Ok(()),
+            Ok(false) => "another process is migrating".to_owned(),
+            Err(e) if e.kind() == ErrorKind::Conflict => e.to_string(),
+            Err(e) => return Err(e),
+        };
+        if started.elapsed() > PATIENCE {
+            return Err(Error::Schema(format!(
+                "could not get the locks that migration needs within {PATIENCE:?} ({holdup}); look for idle transactions in pg_stat_activity"
+            )));
+        }
+        tracing::info!(holdup, "migration waits");
+        tokio::time::sleep(Duration::from_millis(100 + fastrand::u64(0..200))).await;
+    }
+}
+
+/// One try; false when another process is at it.
+async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> Result<bool, Error> {
+    let mut tx = conn.begin().await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))).execute(&mut *tx).await?;
+    let lock = format!("posthouse migration {}", tables.name("meta"));
+    let locked: bool =
+        sqlx::query_scalar("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))").bind(lock).fetch_one(&mut *tx).await?;
+    if !locked {
+        return Ok(false);
+    }
+    match version(&mut tx, tables).await? {
+        Some(v) if v >= SCHEMA_VERSION => {}
+        _ => {
+            if let Some(schema) = tables.schema() {
+                // An IF NOT EXISTS still needs the CREATE privilege, so it is only asked for where the schema is missing.
+                let exists: bool =
+                    sqlx::query_scalar("SELECT to_regnamespace($1) IS NOT NULL").bind(quoted(schema)).fetch_one(&mut *tx).await?;
+                if !exists {
+                    sqlx::raw_sql(tables.sql("CREATE SCHEMA {schema}")).execute(&mut *tx).await?;
+                }
+            }
+            sqlx::raw_sql(tables.sql(&FIRST.replace("%HOUSES%", &houses.to_string()))).execute(&mut *tx).await?;
+            partitions_ahead(&mut tx, tables).await?;
+        }
+    }
+    tx.commit().await?;
+    Ok(true)
+}
+
+fn quoted(schema: &str) -> String {
+    format!("\"{schema}\"")
+}
+
+/// The version in the database; None when there are no tables.
+pub(super) async fn version(conn: &mut PgConnection, tables: &Tables) -> Result<Option<i32>, Error> {
+    let exists: bool =
+        sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(tables.name("meta")).fetch_one(&mut *conn).await?;
+    if !exists {
+        return Ok(None);
+    }
+    Ok(sqlx::query_scalar(tables.sql("SELECT schema_version FROM {meta}")).fetch_optional(conn).await?)
+}
+
+/// The newest id given out, and how many partitions are ready above its own.
+pub(super) async fn ahead(conn: &mut PgConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
+    let rows = sqlx::query(tables.sql(
+        "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, 'id')), 0) AS last, \
+                ARRAY(SELECT (regexp_match(c.relname, '_p([0-9]+)$'))[1]::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+                       WHERE i.inhparent = to_regclass($1) ORDER BY 1) AS parts",
+    ))
+    .bind(tables.name("message"))
+    .fetch_one(conn)
+    .await?;
+    let parts: Vec<Option<i64>> = rows.try_get("parts")?;
+    Ok((rows.try_get("last")?, parts.into_iter().flatten().collect()))
+}
+
+/// Makes the missing partitions; answers how many. Runs inside a transaction with a lock timeout.
+async fn partitions_ahead(conn: &mut PgConnection, tables: &Tables) -> Result<u32, Error> {
+    let (last, parts) = ahead(conn, tables).await?;
+    let current = last / PARTITION_SIZE;
+    let mut created = 0;
+    for number in current..=current + PARTITIONS_AHEAD {
+        if !parts.contains(&number) {
+            sqlx::raw_sql(AssertSqlSafe(partition(tables, number))).execute(&mut *conn).await?;
+            created += 1;
+        }
+    }
+    Ok(created)
+}
+
+/// One round of making partitions; a lock that isn't free within the lock timeout is left for the next round.
+pub(super) async fn upkeep(conn: &mut PgConnection, tables: &Tables) -> Result<(u32, u32), Error> {
+    let (last, parts) = ahead(conn, tables).await?;
+    let current = last / PARTITION_SIZE;
+    let mut ready = (1..).take_while(|n| parts.contains(&(current + n))).count() as u32;
+    let mut created = 0;
+    if i64::from(ready) < PARTITIONS_AHEAD || !parts.contains(&current) {
+        let mut tx = conn.begin().await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))).execute(&mut *tx).await?;
+        let lock = format!("posthouse partitions {}", tables.name("message"));
+        if sqlx::query_scalar("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))").bind(lock).fetch_one(&mut *tx).await? {
+            created = partitions_ahead(&mut tx, tables).await?;
+            tx.commit().await?;
+            ready = PARTITIONS_AHEAD as u32;
+        }
+    }
+    Ok((created, ready))
+}
+
+/// Changes the number of houses under one lock that waits for every publishing transaction and blocks new ones.
+#[cfg(feature = "relay")]
+pub(super) async fn resize(conn: &mut PgConnection, tables: &Tables, houses: u16) -> Result<u64, Error> {
+    let mut tx = conn.begin().await?;
+    sqlx::raw_sql("SET LOCAL lock_timeout = '30s'").execute(&mut *tx).await?;
+    sqlx::raw_sql(tables.sql("LOCK TABLE {pending}, {house}, {meta} IN EXCLUSIVE MODE")).execute(&mut *tx).await?;
+    let number = houses.to_string();
+    sqlx::raw_sql(tables.sql(&format!(
+        "CREATE OR REPLACE FUNCTION {{houses}}() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT {number}'"
+    )))
+    .execute(&mut *tx)
+    .await?;
+    let moved = sqlx::query(tables.sql(
+        "UPDATE {pending} p SET house = {house_of}(m.destination, m.message_key, m.message_id), version = p.version + 1 \
+           FROM (SELECT id, destination, message_key, message_id FROM {message} \
+                 UNION ALL SELECT id, destination, message_key, message_id FROM {kept}) m \
+          WHERE m.id = p.id",
+    ))
+    .execute(&mut *tx)
+    .await?
+    .rows_affected();
+    // Rows without a log row keep their place modulo the new number, so that they stay visible to their owner's alarm.
+    sqlx::query(tables.sql("UPDATE {pending} SET house = ((house % $1) + $1) % $1 WHERE house >= $1 OR house < 0"))
+        .bind(i32::from(houses))
+        .execute(&mut *tx)
+        .await?;
+    // Epochs never restart, even when a house goes and comes back: all move above the highest there was.
+    sqlx::query(tables.sql("UPDATE {house} SET owner = NULL, epoch = (SELECT max(epoch) + 1 FROM {house})"))
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query(tables.sql("DELETE FROM {house} WHERE house >= $1")).bind(i32::from(houses)).execute(&mut *tx).await?;
+    sqlx::query(tables.sql(
+        "INSERT INTO {house} (house, epoch) SELECT n, (SELECT max(epoch) FROM {house}) FROM generate_series(0, $1 - 1) n ON CONFLICT DO NOTHING",
+    ))
+    .bind(i32::from(houses))
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(tables.sql("UPDATE {meta} SET houses = $1, changes = changes + 1"))
+        .bind(i32::from(houses))
+        .execute(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    Ok(moved)
+}

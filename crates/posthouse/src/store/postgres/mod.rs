@@ -1,0 +1,11 @@
+//! PostgreSQL 13 and newer.
+
+#[cfg(feature = "relay")]
+mod admin;
+mod migrate;
+mod publish;
+#[cfg(feature = "relay")]
+mod relay;
+
+#[cfg(feature = "relay")]
+pub(crate) use relay::PostgresStore;

@@ -1,0 +1,544 @@
+//! Membership, reads and outcomes.
+
+use std::time::Duration;
+
+use sqlx::postgres::{PgListener, PgPoolOptions, PgRow};
+use sqlx::{PgPool, Row, SqlStr};
+
+use crate::Error;
+use crate::message::{Envelope, Headers, MessageId};
+use crate::store::{
+    Action, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail, MessageFilter,
+    MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+};
+
+/// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
+macro_rules! thin {
+    () => {
+        "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
+         CASE WHEN p.key_hash IS NOT NULL THEN (SELECT k.id FROM {pending} k WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id \
+              ORDER BY k.id DESC LIMIT 1) END AS before, \
+         (extract(epoch FROM p.due_at) * 1000000)::bigint AS due"
+    };
+}
+
+/// In every read of the relay.
+macro_rules! eligible {
+    () => {
+        "p.status <> 'FAILED' AND (p.due_at IS NULL OR p.due_at <= statement_timestamp())"
+    };
+}
+
+// Plan: per house one range scan of the primary key (house, id), plus a backward probe of it and a probe of the due index.
+const POLL: &str = concat!(
+    "WITH h AS MATERIALIZED (SELECT * FROM unnest($1::integer[], $2::bigint[]) AS h(house, mark)) \
+     SELECT h.house, coalesce((SELECT p.id FROM {pending} p WHERE p.house = h.house AND p.id > h.mark ORDER BY p.id DESC LIMIT 1), h.mark) AS id, \
+            NULL::text AS destination, NULL::bigint AS key_hash, 0 AS size, 0 AS attempts, 0 AS claims, 0 AS version, NULL::integer AS max_attempts, \
+            (SELECT changes FROM {meta}) AS before, \
+            (SELECT (extract(epoch FROM p.due_at - statement_timestamp()) * 1000000)::bigint FROM {pending} p \
+              WHERE p.house = h.house AND p.due_at IS NOT NULL AND p.due_at < '9999-01-01' ORDER BY p.due_at LIMIT 1) AS due \
+       FROM h \
+     UNION ALL \
+     SELECT r.* FROM h CROSS JOIN LATERAL (SELECT ",
+    thin!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.id > h.mark AND ",
+    eligible!(),
+    " AND p.destination <> ALL($3) ORDER BY p.id LIMIT $4) r"
+);
+
+// Plan: per house one range scan of the primary key; an anti-join probe of (house, key_hash, id) for keyed rows.
+const SWEEP: &str = concat!(
+    "SELECT r.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS h(house, mark, upto) CROSS JOIN LATERAL (SELECT ",
+    thin!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.id > h.mark AND p.id <= h.upto AND ",
+    eligible!(),
+    " AND p.destination <> ALL($4) AND (p.key_hash IS NULL OR NOT EXISTS (SELECT FROM {pending} k \
+          WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id)) ORDER BY p.id LIMIT $5) r"
+);
+
+// Plan: per house one range scan of the partial index (house, due_at, id).
+const DUE: &str = concat!(
+    "SELECT r.* FROM unnest($1::integer[]) AS h(house) CROSS JOIN LATERAL (SELECT ",
+    thin!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.due_at IS NOT NULL AND p.due_at <= statement_timestamp() AND p.status <> 'FAILED' \
+        AND (p.due_at, p.id) > ('epoch'::timestamptz + $2 * interval '1 microsecond', $3) AND p.destination <> ALL($4) \
+      ORDER BY p.due_at, p.id LIMIT $5) r ORDER BY r.due, r.id LIMIT $5"
+);
+
+const NEXT_DUE: &str = "SELECT min(d.due) FROM unnest($1::integer[]) AS h(house) CROSS JOIN LATERAL ( \
+     SELECT (extract(epoch FROM p.due_at - statement_timestamp()) * 1000000)::bigint AS due FROM {pending} p \
+      WHERE p.house = h.house AND p.due_at > statement_timestamp() AND p.due_at < '9999-01-01' ORDER BY p.due_at LIMIT 1) d";
+
+// Plan: per key one range scan of (house, key_hash, id).
+const OF_KEYS: &str = concat!(
+    "SELECT r.* FROM unnest($1::integer[], $2::bigint[]) AS h(house, key_hash) CROSS JOIN LATERAL (SELECT ",
+    thin!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.key_hash = h.key_hash AND ",
+    eligible!(),
+    " ORDER BY p.id LIMIT $3) r"
+);
+
+// Plan: per house one range scan of the primary key, filtered.
+const OF_DESTINATION: &str = concat!(
+    "SELECT r.* FROM unnest($1::integer[], $2::bigint[]) AS h(house, mark) CROSS JOIN LATERAL (SELECT ",
+    thin!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.id > h.mark AND ",
+    eligible!(),
+    " AND p.destination = $3 ORDER BY p.id LIMIT $4) r"
+);
+
+// The bounds prune partitions also in a generic plan.
+const LOAD: &str = "SELECT id, message_id, type, destination, message_key, payload, content_type, headers::text AS headers, \
+     (extract(epoch FROM created_at) * 1000000)::bigint AS created FROM {message} WHERE id >= $1 AND id <= $2 AND id = ANY($3)";
+
+const LOAD_KEPT: &str = "SELECT id, message_id, type, destination, message_key, payload, content_type, headers::text AS headers, \
+     (extract(epoch FROM created_at) * 1000000)::bigint AS created FROM {kept} WHERE id >= $1 AND id <= $2 AND id = ANY($3)";
+
+// Delete and receipt in one statement.
+const DELIVERED: &str = "WITH gone AS (DELETE FROM {pending} p USING unnest($1::integer[], $2::bigint[], $3::integer[]) AS d(house, id, version) \
+        WHERE p.house = d.house AND p.id = d.id AND p.version = d.version RETURNING p.house, p.id, p.version), \
+     told AS (INSERT INTO {receipt} (house, instance, low, ids, versions) \
+        SELECT house, $4, min(id), array_agg(id ORDER BY id), array_agg(version ORDER BY id) FROM gone GROUP BY house) \
+     SELECT id FROM gone";
+
+const SETBACK: &str = "WITH s AS (SELECT * FROM unnest($1::integer[], $2::bigint[], $3::integer[], $4::integer[], $5::integer[], $6::bigint[], \
+        $7::boolean[], $8::text[], $9::text[], $10::text[], $11::integer[]) \
+        AS s(house, id, version, attempts, claims, wait, leave_key, error, outcome, response, took)), \
+     changed AS (UPDATE {pending} p SET status = CASE WHEN s.wait IS NULL THEN 'FAILED' ELSE 'PENDING' END, attempts = s.attempts, claims = s.claims, \
+        due_at = CASE WHEN s.wait IS NULL THEN '9999-12-31'::timestamptz ELSE clock_timestamp() + s.wait * interval '1 microsecond' END, \
+        key_hash = CASE WHEN s.leave_key THEN NULL ELSE p.key_hash END, owner = NULL, version = p.version + 1, last_error = s.error, \
+        updated_at = clock_timestamp() \
+        FROM s WHERE p.house = s.house AND p.id = s.id AND p.version = s.version RETURNING p.id), \
+     logged AS (INSERT INTO {attempt} (row_id, attempt, instance, outcome, error, response, took_ms) \
+        SELECT s.id, s.attempts, $12, s.outcome, s.error, s.response, s.took FROM s JOIN changed USING (id) WHERE s.outcome IS NOT NULL) \
+     SELECT id FROM changed";
+
+const CLAIM: &str = "UPDATE {pending} p SET status = 'SENDING', claims = p.claims + 1, version = p.version + 1, owner = $4, \
+        due_at = clock_timestamp() + $5 * interval '1 microsecond', updated_at = clock_timestamp() \
+     FROM unnest($1::integer[], $2::bigint[], $3::integer[]) AS d(house, id, version) \
+     WHERE p.house = d.house AND p.id = d.id AND p.version = d.version RETURNING p.id";
+
+// One statement: renews, and tells who is alive and who owns what. A lease that ran out is never renewed.
+const RENEW: &str = "WITH me AS (UPDATE {instance} SET lease_until = clock_timestamp() + $2 * interval '1 microsecond' \
+        WHERE instance = $1 AND lease_until > clock_timestamp() RETURNING instance) \
+     SELECT h.house, h.owner AS name, h.epoch AS number, (SELECT count(*) FROM me) AS renewed FROM {house} h \
+     UNION ALL \
+     SELECT NULL, i.instance, (extract(epoch FROM i.lease_until - clock_timestamp()) * 1000000)::bigint, (SELECT count(*) FROM me) \
+       FROM {instance} i WHERE i.lease_until > clock_timestamp()";
+
+const TAKE: &str = "UPDATE {house} h SET owner = $1, epoch = h.epoch + 1, taken_at = clock_timestamp() \
+     FROM (SELECT f.house, f.owner FROM {house} f \
+            WHERE f.owner IS NULL OR NOT EXISTS (SELECT FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > clock_timestamp()) \
+            ORDER BY f.house LIMIT $2 FOR UPDATE OF f SKIP LOCKED) free \
+     WHERE h.house = free.house AND EXISTS (SELECT FROM {instance} i WHERE i.instance = $1 AND i.lease_until > clock_timestamp()) \
+     RETURNING h.house, h.epoch, free.owner IS NOT NULL AS expired";
+
+/// PostgreSQL as a relay sees it, on connections of its own: one reserved for the lease, four for work.
+#[derive(Debug)]
+pub(crate) struct PostgresStore {
+    lease: PgPool,
+    work: PgPool,
+    pub(super) tables: Tables,
+    deadline: Duration,
+    sql: Statements,
+}
+
+#[derive(Debug)]
+struct Statements {
+    poll: SqlStr,
+    sweep: SqlStr,
+    due: SqlStr,
+    next_due: SqlStr,
+    of_keys: SqlStr,
+    of_destination: SqlStr,
+    load: SqlStr,
+    load_kept: SqlStr,
+    delivered: SqlStr,
+    setback: SqlStr,
+    claim: SqlStr,
+    renew: SqlStr,
+    take: SqlStr,
+}
+
+/// Connections for reads and outcomes: forward read, sweep, load, outcome.
+const WORK_CONNECTIONS: u32 = 4;
+
+impl PostgresStore {
+    pub(crate) fn new(pool: &PgPool, tables: &Tables, deadline: Duration) -> Self {
+        let options = (*pool.connect_options()).clone();
+        // A ping per acquire would double the round trips; a broken connection is found by its next call and closed.
+        let own = |n| {
+            PgPoolOptions::new()
+                .max_connections(n)
+                .acquire_timeout(deadline)
+                .test_before_acquire(false)
+                .idle_timeout(None)
+                .connect_lazy_with(options.clone())
+        };
+        let sql = |template| tables.sql(template);
+        Self {
+            lease: own(1),
+            work: own(WORK_CONNECTIONS),
+            tables: tables.clone(),
+            deadline,
+            sql: Statements {
+                poll: sql(POLL),
+                sweep: sql(SWEEP),
+                due: sql(DUE),
+                next_due: sql(NEXT_DUE),
+                of_keys: sql(OF_KEYS),
+                of_destination: sql(OF_DESTINATION),
+                load: sql(LOAD),
+                load_kept: sql(LOAD_KEPT),
+                delivered: sql(DELIVERED),
+                setback: sql(SETBACK),
+                claim: sql(CLAIM),
+                renew: sql(RENEW),
+                take: sql(TAKE),
+            },
+        }
+    }
+}
+
+fn micros(d: Duration) -> i64 {
+    i64::try_from(d.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn thin(row: &PgRow) -> Result<Thin, sqlx::Error> {
+    Ok(Thin {
+        house: House(row.try_get(0)?),
+        id: row.try_get(1)?,
+        destination: row.try_get(2)?,
+        key: row.try_get::<Option<i64>, _>(3)?.map(KeyHash::number),
+        size: row.try_get::<i32, _>(4)?.max(0) as u32,
+        attempts: row.try_get::<i32, _>(5)?.max(0) as u32,
+        claims: row.try_get::<i32, _>(6)?.max(0) as u32,
+        version: row.try_get(7)?,
+        max_attempts: row.try_get::<Option<i32>, _>(8)?.map(|n| n.max(1) as u32),
+        before: row.try_get(9)?,
+        due: row.try_get(10)?,
+    })
+}
+
+fn thins(rows: &[PgRow]) -> Result<Vec<Thin>, Error> {
+    Ok(rows.iter().map(thin).collect::<Result<_, _>>()?)
+}
+
+fn houses_of(marks: &[Mark]) -> Vec<i32> {
+    marks.iter().map(|m| m.house.0).collect()
+}
+
+fn afters_of(marks: &[Mark]) -> Vec<i64> {
+    marks.iter().map(|m| m.after).collect()
+}
+
+/// A row of the log as an envelope; the attempt is filled in by the relay, and so is an edited destination.
+fn envelope(row: &PgRow) -> Result<(i64, Result<Envelope, String>), sqlx::Error> {
+    let id: i64 = row.try_get(0)?;
+    let headers: Option<String> = row.try_get(7)?;
+    let headers = match headers.as_deref().map(Headers::from_json) {
+        None => Headers::new(),
+        Some(Ok(h)) => h,
+        Some(Err(e)) => return Ok((id, Err(format!("headers of this message are not a JSON object: {e}")))),
+    };
+    let created: i64 = row.try_get(8)?;
+    Ok((
+        id,
+        Ok(Envelope {
+            id,
+            message_id: MessageId::from(row.try_get::<String, _>(1)?),
+            kind: row.try_get(2)?,
+            destination: row.try_get(3)?,
+            key: row.try_get(4)?,
+            payload: row.try_get(5)?,
+            content_type: row.try_get(6)?,
+            headers,
+            created_at: std::time::UNIX_EPOCH + Duration::from_micros(created.max(0) as u64),
+            attempt: 1,
+        }),
+    ))
+}
+
+impl Store for PostgresStore {
+    fn kind(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn check(&self) -> Reply<'_, (i32, u16)> {
+        on!(self.work, self.deadline, "schema check", |c| {
+            match super::migrate::version(c, &self.tables).await? {
+                None => Err(Error::Schema(format!(
+                    "{} is missing; run `posthouse migrate`, or call posthouse::migrate",
+                    self.tables.name("meta")
+                ))),
+                Some(v) => {
+                    let houses: i32 = sqlx::query_scalar(self.tables.sql("SELECT houses FROM {meta}")).fetch_one(&mut *c).await?;
+                    Ok((v, houses as u16))
+                }
+            }
+        })
+    }
+
+    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()> {
+        let sql = self
+            .tables
+            .sql("INSERT INTO {instance} (instance, lease_until) VALUES ($1, clock_timestamp() + $2 * interval '1 microsecond')");
+        on!(self.lease, self.deadline, "join", |c| {
+            sqlx::query(sql).bind(instance).bind(micros(lease)).execute(&mut *c).await?;
+            Ok(())
+        })
+    }
+
+    fn renew<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, Option<Membership>> {
+        on!(self.lease, self.deadline, "lease renewal", |c| {
+            let rows = sqlx::query(self.sql.renew.clone()).bind(instance).bind(micros(lease)).fetch_all(&mut *c).await?;
+            let mut out = Membership::default();
+            for row in &rows {
+                if row.try_get::<i64, _>(3)? == 0 {
+                    return Ok(None);
+                }
+                match row.try_get::<Option<i32>, _>(0)? {
+                    Some(house) => out.houses.push((House(house), row.try_get(1)?, row.try_get(2)?)),
+                    None => out.live.push((row.try_get(1)?, Duration::from_micros(row.try_get::<i64, _>(2)?.max(0) as u64))),
+                }
+            }
+            out.houses.sort_unstable_by_key(|h| h.0);
+            Ok(Some(out))
+        })
+    }
+
+    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
+        on!(self.lease, self.deadline, "taking houses", |c| {
+            let rows = sqlx::query(self.sql.take.clone()).bind(instance).bind(most as i64).fetch_all(&mut *c).await?;
+            let taken = |r: &PgRow| Ok(Taken { house: House(r.try_get(0)?), epoch: r.try_get(1)?, expired: r.try_get(2)? });
+            Ok(rows.iter().map(taken).collect::<Result<_, sqlx::Error>>()?)
+        })
+    }
+
+    fn release<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, ()> {
+        let sql = self.tables.sql("UPDATE {house} SET owner = NULL WHERE owner = $1 AND house = ANY($2)");
+        on!(self.lease, self.deadline, "releasing houses", |c| {
+            let houses: Vec<i32> = houses.iter().map(|h| h.0).collect();
+            sqlx::query(sql).bind(instance).bind(houses).execute(&mut *c).await?;
+            Ok(())
+        })
+    }
+
+    fn leave<'a>(&'a self, instance: &'a str) -> Reply<'a, ()> {
+        let sql = self.tables.sql(
+            "WITH mine AS (UPDATE {house} SET owner = NULL WHERE owner = $1 RETURNING house) \
+             DELETE FROM {instance} WHERE instance = $1 AND (SELECT count(*) FROM mine) >= 0",
+        );
+        on!(self.lease, self.deadline, "leaving", |c| {
+            sqlx::query(sql).bind(instance).execute(&mut *c).await?;
+            Ok(())
+        })
+    }
+
+    fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
+        on!(self.work, self.deadline, "forward read", |c| {
+            let rows = sqlx::query(self.sql.poll.clone())
+                .bind(houses_of(marks))
+                .bind(afters_of(marks))
+                .bind(excluded)
+                .bind(i64::from(limit))
+                .fetch_all(&mut *c)
+                .await?;
+            let mut out = Poll::default();
+            for row in &rows {
+                if row.try_get::<Option<&str>, _>(2)?.is_some() {
+                    out.rows.push(thin(row)?);
+                } else {
+                    out.changes = row.try_get(9)?;
+                    out.houses.push(HousePoll {
+                        house: House(row.try_get(0)?),
+                        max_id: row.try_get(1)?,
+                        next_due: row.try_get(10)?,
+                    });
+                }
+            }
+            Ok(out)
+        })
+    }
+
+    fn sweep<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Vec<Thin>> {
+        on!(self.work, self.deadline, "sweep", |c| {
+            let rows = sqlx::query(self.sql.sweep.clone())
+                .bind(houses_of(marks))
+                .bind(afters_of(marks))
+                .bind(marks.iter().map(|m| m.upto).collect::<Vec<_>>())
+                .bind(excluded)
+                .bind(i64::from(limit))
+                .fetch_all(&mut *c)
+                .await?;
+            thins(&rows)
+        })
+    }
+
+    fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage> {
+        on!(self.work, self.deadline, "due read", |c| {
+            let houses: Vec<i32> = houses.iter().map(|h| h.0).collect();
+            let rows = sqlx::query(self.sql.due.clone())
+                .bind(&houses)
+                .bind(after.0)
+                .bind(after.1)
+                .bind(excluded)
+                .bind(i64::from(limit))
+                .fetch_all(&mut *c)
+                .await?;
+            let next_due = sqlx::query_scalar(self.sql.next_due.clone()).bind(&houses).fetch_one(&mut *c).await?;
+            Ok(DuePage { rows: thins(&rows)?, next_due })
+        })
+    }
+
+    fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>> {
+        on!(self.work, self.deadline, "key read", |c| {
+            let rows = sqlx::query(self.sql.of_keys.clone())
+                .bind(keys.iter().map(|k| k.0.0).collect::<Vec<_>>())
+                .bind(keys.iter().map(|k| k.1.number).collect::<Vec<_>>())
+                .bind(i64::from(limit))
+                .fetch_all(&mut *c)
+                .await?;
+            thins(&rows)
+        })
+    }
+
+    fn of_destination<'a>(&'a self, marks: &'a [Mark], destination: &'a str, limit: u32) -> Reply<'a, Vec<Thin>> {
+        on!(self.work, self.deadline, "destination read", |c| {
+            let rows = sqlx::query(self.sql.of_destination.clone())
+                .bind(houses_of(marks))
+                .bind(afters_of(marks))
+                .bind(destination)
+                .bind(i64::from(limit))
+                .fetch_all(&mut *c)
+                .await?;
+            thins(&rows)
+        })
+    }
+
+    fn load<'a>(&'a self, ids: &'a [i64]) -> Reply<'a, Vec<(i64, Result<Envelope, String>)>> {
+        on!(self.work, self.deadline, "load", |c| {
+            let (Some(low), Some(high)) = (ids.iter().min(), ids.iter().max()) else { return Ok(Vec::new()) };
+            let mut rows = sqlx::query(self.sql.load.clone()).bind(low).bind(high).bind(ids).fetch_all(&mut *c).await?;
+            if rows.len() < ids.len() {
+                rows.extend(sqlx::query(self.sql.load_kept.clone()).bind(low).bind(high).bind(ids).fetch_all(&mut *c).await?);
+            }
+            Ok(rows.iter().map(envelope).collect::<Result<_, _>>()?)
+        })
+    }
+
+    fn changes<'a>(&'a self, since: i64) -> Reply<'a, Vec<Change>> {
+        let sql = self.tables.sql("SELECT house, row_id, key_hash FROM {audit} WHERE change > $1");
+        on!(self.work, self.deadline, "change read", |c| {
+            let rows = sqlx::query(sql).bind(since).fetch_all(&mut *c).await?;
+            let change = |r: &PgRow| {
+                Ok(Change {
+                    house: House(r.try_get(0)?),
+                    id: r.try_get(1)?,
+                    key: r.try_get::<Option<i64>, _>(2)?.map(KeyHash::number),
+                })
+            };
+            Ok(rows.iter().map(change).collect::<Result<_, sqlx::Error>>()?)
+        })
+    }
+
+    fn delivered<'a>(&'a self, instance: &'a str, done: &'a [Done]) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "completion", |c| {
+            Ok(sqlx::query_scalar(self.sql.delivered.clone())
+                .bind(done.iter().map(|d| d.house.0).collect::<Vec<_>>())
+                .bind(done.iter().map(|d| d.id).collect::<Vec<_>>())
+                .bind(done.iter().map(|d| d.version).collect::<Vec<_>>())
+                .bind(instance)
+                .fetch_all(&mut *c)
+                .await?)
+        })
+    }
+
+    fn setback<'a>(&'a self, instance: &'a str, setbacks: &'a [Setback]) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "recording failures", |c| {
+            Ok(sqlx::query_scalar(self.sql.setback.clone())
+                .bind(setbacks.iter().map(|s| s.row.house.0).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.row.id).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.row.version).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.attempts as i32).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.claims as i32).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.wait.map(micros)).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.leave_key).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.error.as_str()).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.attempt.as_ref().map(|a| a.outcome)).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.attempt.as_ref().and_then(|a| a.response.as_deref())).collect::<Vec<_>>())
+                .bind(setbacks.iter().map(|s| s.attempt.as_ref().map_or(0, |a| a.took.as_millis() as i32)).collect::<Vec<_>>())
+                .bind(instance)
+                .fetch_all(&mut *c)
+                .await?)
+        })
+    }
+
+    fn claim<'a>(&'a self, instance: &'a str, rows: &'a [Done], lease: Duration) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "claim", |c| {
+            Ok(sqlx::query_scalar(self.sql.claim.clone())
+                .bind(rows.iter().map(|d| d.house.0).collect::<Vec<_>>())
+                .bind(rows.iter().map(|d| d.id).collect::<Vec<_>>())
+                .bind(rows.iter().map(|d| d.version).collect::<Vec<_>>())
+                .bind(instance)
+                .bind(micros(lease))
+                .fetch_all(&mut *c)
+                .await?)
+        })
+    }
+
+    fn upkeep(&self) -> Reply<'_, Upkeep> {
+        on!(self.work, self.deadline, "upkeep", |c| {
+            let (created, ahead) = super::migrate::upkeep(c, &self.tables).await?;
+            // An instance's row is only needed while its houses may still name it.
+            sqlx::query(self.tables.sql(
+                "DELETE FROM {instance} i WHERE i.lease_until < clock_timestamp() - interval '1 day' \
+                        AND NOT EXISTS (SELECT FROM {house} h WHERE h.owner = i.instance)",
+            ))
+            .execute(&mut *c)
+            .await?;
+            Ok(Upkeep { created, ahead: Some(ahead) })
+        })
+    }
+
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>> {
+        on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
+    }
+
+    fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>> {
+        on!(self.work, self.deadline, "message", |c| { super::admin::show(c, &self.tables, id).await })
+    }
+
+    fn act<'a>(&'a self, ids: &'a [i64], action: &'a Action, actor: &'a str) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "operator action", |c| { super::admin::act(c, &self.tables, ids, action, actor).await })
+    }
+
+    fn backlog(&self) -> Reply<'_, Vec<Backlog>> {
+        on!(self.work, self.deadline, "backlog", |c| { super::admin::backlog(c, &self.tables).await })
+    }
+
+    fn houses(&self) -> Reply<'_, Vec<HouseRow>> {
+        on!(self.work, self.deadline, "houses", |c| { super::admin::houses(c, &self.tables).await })
+    }
+
+    fn resize(&self, houses: u16) -> Reply<'_, u64> {
+        // Re-housing a large pending set takes longer than any other call.
+        on!(self.work, Duration::from_secs(600).max(self.deadline), "resizing houses", |c| {
+            super::migrate::resize(c, &self.tables, houses).await
+        })
+    }
+
+    fn listen<'a>(&'a self, heard: &'a (dyn Fn() + Send + Sync)) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let mut listener = PgListener::connect_with(&self.work).await?;
+            listener.listen(&super::migrate::channel(&self.tables)).await?;
+            // Something may have been published before LISTEN took effect.
+            heard();
+            loop {
+                // None: the connection broke and was made again; what was said meanwhile is lost, so look.
+                listener.try_recv().await?;
+                heard();
+            }
+        })
+    }
+}

@@ -1,0 +1,492 @@
+//! The [`Store`] trait: what a relay asks of a database, and the rows it gets.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+use crate::{Envelope, Error};
+
+/// What a store answers with.
+pub type Reply<'a, T> = BoxFuture<'a, Result<T, Error>>;
+
+/// A house number: `hash(destination, key) mod houses`, the unit that instances share out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct House(pub i32);
+
+impl fmt::Display for House {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Identifies one ordering key (destination and key together) within a database.
+///
+/// PostgreSQL and MySQL store a 60-bit hash; SQLite, which has no hash function, stores the text itself.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct KeyHash {
+    /// The stored number; 0 where `text` is what is stored.
+    pub number: i64,
+    /// The stored text.
+    pub text: Option<Arc<str>>,
+}
+
+impl KeyHash {
+    /// A hash that is stored as a number.
+    pub fn number(number: i64) -> Self {
+        Self { number, text: None }
+    }
+
+    /// A key that is stored as text.
+    pub fn text(text: &str) -> Self {
+        Self { number: 0, text: Some(text.into()) }
+    }
+}
+
+/// The thin part of a pending message: all but its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Thin {
+    /// Row id.
+    pub id: i64,
+    /// Its house.
+    pub house: House,
+    /// Effective destination.
+    pub destination: String,
+    /// Its ordering key; None when unkeyed.
+    pub key: Option<KeyHash>,
+    /// Bytes of content.
+    pub size: u32,
+    /// Attempts that gave a failure.
+    pub attempts: u32,
+    /// Tries that gave no result because the process died.
+    pub claims: u32,
+    /// Guards every change.
+    pub version: i32,
+    /// The message's own attempt limit.
+    pub max_attempts: Option<u32>,
+    /// The nearest lower pending id of the same key in the snapshot of the statement that read this row.
+    pub before: Option<i64>,
+    /// When it is (was) due, in microseconds of the database's clock; None for a fresh message.
+    pub due: Option<i64>,
+}
+
+/// How far a house has been read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// The house.
+    pub house: House,
+    /// Rows above this id are wanted.
+    pub after: i64,
+    /// Rows up to this id are wanted.
+    pub upto: i64,
+}
+
+/// What the forward read found.
+#[derive(Debug, Clone, Default)]
+pub struct Poll {
+    /// Rows, by house and id.
+    pub rows: Vec<Thin>,
+    /// One entry per house that was asked for.
+    pub houses: Vec<HousePoll>,
+    /// Counts operator actions.
+    pub changes: i64,
+}
+
+/// What the forward read learned about one house.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HousePoll {
+    /// The house.
+    pub house: House,
+    /// Highest pending id, or the mark when nothing lies above it.
+    pub max_id: i64,
+    /// Microseconds until the earliest due row is due; not positive when one is due already.
+    pub next_due: Option<i64>,
+}
+
+/// A page of due rows.
+#[derive(Debug, Clone, Default)]
+pub struct DuePage {
+    /// Rows, by due time and id.
+    pub rows: Vec<Thin>,
+    /// Microseconds until the next row that isn't due yet.
+    pub next_due: Option<i64>,
+}
+
+/// A confirmed delivery, to be removed from the pending set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// Its house.
+    pub house: House,
+    /// Row id.
+    pub id: i64,
+    /// The version that was read; another one in the table means that somebody else changed the row.
+    pub version: i32,
+}
+
+/// A try that did not deliver, to be written back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setback {
+    /// The row, as in [`Done`].
+    pub row: Done,
+    /// Attempts, now.
+    pub attempts: u32,
+    /// Claims, now.
+    pub claims: u32,
+    /// Wait before the next try; None: FAILED.
+    pub wait: Option<Duration>,
+    /// It leaves its key's queue.
+    pub leave_key: bool,
+    /// Why; storable text.
+    pub error: String,
+    /// The attempt to log; None when no attempt is counted.
+    pub attempt: Option<Attempt>,
+}
+
+/// A line of the attempt log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// `retry`, `rejected` or `claims`.
+    pub outcome: &'static str,
+    /// The start of the receiver's response.
+    pub response: Option<String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Who is alive and who owns what, by the database's clock.
+#[derive(Debug, Clone, Default)]
+pub struct Membership {
+    /// Live instances and what is left of their leases.
+    pub live: Vec<(String, Duration)>,
+    /// Every house: owner (if any) and epoch.
+    pub houses: Vec<(House, Option<String>, i64)>,
+}
+
+/// A house that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// The house.
+    pub house: House,
+    /// Its new epoch; epochs never restart.
+    pub epoch: i64,
+    /// Its last owner's lease ran out, so it may hold a message that kills processes.
+    pub expired: bool,
+}
+
+/// A row that an operator touched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its house.
+    pub house: House,
+    /// Row id.
+    pub id: i64,
+    /// Its key after (or before) the change.
+    pub key: Option<KeyHash>,
+}
+
+/// What maintenance found and did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// Partitions made now.
+    pub created: u32,
+    /// Partitions ready ahead of the newest id; None where the log isn't partitioned.
+    pub ahead: Option<u32>,
+}
+
+/// A message as the lists show it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct MessageRow {
+    /// Row id.
+    pub id: i64,
+    /// Message id.
+    pub message_id: String,
+    /// Type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Effective destination.
+    pub destination: String,
+    /// Ordering key.
+    pub key: Option<String>,
+    /// `PENDING`, `SENDING`, `SENT` or `FAILED`.
+    pub status: String,
+    /// House.
+    pub house: i32,
+    /// Failed attempts.
+    pub attempts: i32,
+    /// Tries without a result.
+    pub claims: i32,
+    /// Last error.
+    pub last_error: Option<String>,
+    /// Milliseconds since 1970 UTC.
+    pub created_at_ms: i64,
+    /// Next try, milliseconds since 1970 UTC; None when it is fresh, sent or failed.
+    pub next_attempt_ms: Option<i64>,
+    /// Size of payload and headers in bytes.
+    pub size: i64,
+}
+
+/// One message with everything there is to know.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct MessageDetail {
+    /// The row.
+    #[serde(flatten)]
+    pub row: MessageRow,
+    /// Media type.
+    pub content_type: String,
+    /// Headers, as stored (JSON).
+    pub headers: Option<String>,
+    /// Payload bytes.
+    #[serde(skip)]
+    pub payload: Vec<u8>,
+    /// The failed attempts, oldest first.
+    pub history: Vec<AttemptRow>,
+    /// When and by which instance it was delivered, if a receipt is still there. Milliseconds since 1970 UTC.
+    pub delivered: Option<(i64, String)>,
+}
+
+/// A line of the attempt log, as read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AttemptRow {
+    /// Milliseconds since 1970 UTC.
+    pub at_ms: i64,
+    /// Attempt number.
+    pub attempt: i32,
+    /// `retry`, `rejected` or `claims`.
+    pub outcome: String,
+    /// Why.
+    pub error: String,
+    /// Start of the response.
+    pub response: Option<String>,
+    /// Milliseconds.
+    pub took_ms: i32,
+    /// By which instance.
+    pub instance: String,
+}
+
+/// Which messages a list shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MessageFilter {
+    /// Only this status.
+    pub status: Option<MessageStatus>,
+    /// Only this destination.
+    pub destination: Option<String>,
+    /// Only this key.
+    pub key: Option<String>,
+    /// Only this message id.
+    pub message_id: Option<String>,
+    /// Only ids below this one (the last of the page before).
+    pub before: Option<i64>,
+    /// At most this many. 1 to 10 000.
+    pub limit: u32,
+}
+
+/// The statuses people see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum MessageStatus {
+    /// Waiting for its first or next try.
+    Pending,
+    /// Marked in flight (suspect windows).
+    Sending,
+    /// Delivered.
+    Sent,
+    /// Given up; a person decides.
+    Failed,
+}
+
+impl MessageStatus {
+    /// As it is written in SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "PENDING",
+            Self::Sending => "SENDING",
+            Self::Sent => "SENT",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+/// What an operator does to messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Try again from the start, now, in its key's place. Applies to FAILED ones and to ones that wait for a retry.
+    Requeue,
+    /// Give it up: FAILED, and out of its key's queue. Applies to everything that isn't delivered.
+    Skip,
+    /// Send it to another destination, now. Applies to everything that isn't delivered.
+    Edit {
+        /// The new destination.
+        destination: String,
+    },
+}
+
+impl Action {
+    /// As the audit log names it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Requeue => "requeue",
+            Self::Skip => "skip",
+            Self::Edit { .. } => "edit",
+        }
+    }
+}
+
+/// How many messages there are per status and destination. SENT isn't counted here: it is the absence of a pending row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Backlog {
+    /// Destination.
+    pub destination: String,
+    /// PENDING, SENDING or FAILED.
+    pub status: String,
+    /// Messages.
+    pub messages: i64,
+    /// Age of the oldest in milliseconds.
+    pub oldest_ms: i64,
+}
+
+/// A connection that is closed instead of reused unless its work came to a good end: after an error, a deadline or a
+/// cancelled future, nobody knows what is still on its way through it.
+#[derive(Debug)]
+pub(crate) struct Leased<DB: sqlx::Database> {
+    conn: sqlx::pool::PoolConnection<DB>,
+    sound: bool,
+}
+
+impl<DB: sqlx::Database> Leased<DB> {
+    pub(crate) async fn acquire(pool: &sqlx::Pool<DB>) -> Result<Self, Error> {
+        Ok(Self { conn: pool.acquire().await?, sound: false })
+    }
+
+    pub(crate) fn conn(&mut self) -> &mut DB::Connection {
+        &mut self.conn
+    }
+
+    pub(crate) fn sound(mut self) {
+        self.sound = true;
+    }
+}
+
+impl<DB: sqlx::Database> Drop for Leased<DB> {
+    fn drop(&mut self) {
+        if !self.sound {
+            self.conn.close_on_drop();
+        }
+    }
+}
+
+/// Gives up after `deadline` with an error that names the call.
+pub(crate) async fn timed<T>(
+    deadline: Duration,
+    what: &'static str,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    match tokio::time::timeout(deadline, work).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::Timeout { what, after: deadline }),
+    }
+}
+
+/// `on!(pool, deadline, "what", |c| { … })` runs the body with a connection `c` of the pool, within the deadline.
+macro_rules! on {
+    ($pool:expr, $deadline:expr, $what:literal, |$c:ident| $body:block) => {
+        Box::pin(crate::store::timed($deadline, $what, async move {
+            let mut leased = crate::store::Leased::acquire(&$pool).await?;
+            let $c = leased.conn();
+            let result: Result<_, crate::Error> = async { $body }.await;
+            if result.is_ok() {
+                leased.sound();
+            }
+            result
+        }))
+    };
+}
+pub(crate) use on;
+
+/// What a relay asks of a database. Every call has a deadline inside.
+pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// Kind of database, for logs.
+    fn kind(&self) -> &'static str;
+
+    /// Fails unless the tables are there and usable; answers (schema version, houses).
+    fn check(&self) -> Reply<'_, (i32, u16)>;
+
+    // Membership
+
+    /// Adds an instance with a fresh lease.
+    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()>;
+    /// Renews the lease unless it has run out (then None: join again under another name), and tells who owns what.
+    fn renew<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, Option<Membership>>;
+    /// Takes up to `most` houses that are free or whose owner's lease ran out.
+    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>>;
+    /// Gives houses back.
+    fn release<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, ()>;
+    /// Removes the instance and gives back whatever it still owns.
+    fn leave<'a>(&'a self, instance: &'a str) -> Reply<'a, ()>;
+
+    // Reads; all see only eligible rows.
+
+    /// The forward read: up to `limit` rows per house above its mark, without the excluded destinations.
+    fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll>;
+    /// A sweep: rows within the marks that are unkeyed or the lowest of their key, up to `limit` per house.
+    fn sweep<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Vec<Thin>>;
+    /// Rows whose due time has come, after the cursor (due, id).
+    fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage>;
+    /// The lowest rows of each key, up to `limit` per key.
+    fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;
+    /// Rows of one destination above the marks, up to `limit` per house.
+    fn of_destination<'a>(&'a self, marks: &'a [Mark], destination: &'a str, limit: u32) -> Reply<'a, Vec<Thin>>;
+    /// The content of messages, from the log or the kept table. A row that can't be decoded comes back as its error.
+    fn load<'a>(&'a self, ids: &'a [i64]) -> Reply<'a, Vec<(i64, Result<Envelope, String>)>>;
+    /// Rows operators touched after change number `since`.
+    fn changes<'a>(&'a self, since: i64) -> Reply<'a, Vec<Change>>;
+
+    // Outcomes; every write is guarded by (house, id, version).
+
+    /// Removes delivered rows and writes receipts; answers the ids that were there.
+    fn delivered<'a>(&'a self, instance: &'a str, done: &'a [Done]) -> Reply<'a, Vec<i64>>;
+    /// Writes tries that did not deliver; answers the ids that were changed.
+    fn setback<'a>(&'a self, instance: &'a str, setbacks: &'a [Setback]) -> Reply<'a, Vec<i64>>;
+    /// Marks rows SENDING before they are sent: claims + 1, version + 1, due after the lease. Answers the ids that were changed.
+    fn claim<'a>(&'a self, instance: &'a str, rows: &'a [Done], lease: Duration) -> Reply<'a, Vec<i64>>;
+
+    // Upkeep and people
+
+    /// Creates partitions ahead and removes instances that are long gone.
+    fn upkeep(&self) -> Reply<'_, Upkeep>;
+    /// Messages by descending id.
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>>;
+    /// One message by row id.
+    fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>>;
+    /// Applies an action to messages by row id, with an audit line each; answers the ids it applied to.
+    fn act<'a>(&'a self, ids: &'a [i64], action: &'a Action, actor: &'a str) -> Reply<'a, Vec<i64>>;
+    /// Unfinished messages by destination and status.
+    fn backlog(&self) -> Reply<'_, Vec<Backlog>>;
+    /// Every house: number, owner, epoch, whether the owner's lease is valid, pending rows.
+    fn houses(&self) -> Reply<'_, Vec<HouseRow>>;
+    /// Changes the number of houses and re-houses every pending row under one lock; answers how many rows there were.
+    fn resize(&self, houses: u16) -> Reply<'_, u64>;
+
+    /// Resolves when another process published; never resolves where the database has no such signal.
+    /// Returns (with an error) when its connection broke, to be called again.
+    fn listen<'a>(&'a self, heard: &'a (dyn Fn() + Send + Sync)) -> Reply<'a, ()>;
+}
+
+/// A house, as `posthouse houses list` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HouseRow {
+    /// House number.
+    pub house: i32,
+    /// The instance that owns it.
+    pub owner: Option<String>,
+    /// Whether the owner's lease is valid.
+    pub alive: bool,
+    /// Counts its owners.
+    pub epoch: i64,
+    /// Pending rows in it.
+    pub pending: i64,
+}
