@@ -1,0 +1,406 @@
+//! The relay: reads pending messages, sends them, writes the outcome back.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `membership.rs` | keeps the lease, shares out houses |
+//! | `engine.rs` | the one loop that owns all state in memory; I/O runs in tasks of its own |
+//! | `reading.rs` | which rows to read next |
+//! | `ordering.rs` | which of them may go |
+//! | `destination.rs` | limits, breaker and backlog of one destination |
+//! | `dispatch.rs` | loading content, suspects, handing to transports |
+//! | `outcome.rs` | what came of it, written back |
+//! | `stats.rs` | what can be seen from outside |
+
+mod destination;
+mod dispatch;
+mod engine;
+mod membership;
+mod ordering;
+mod outcome;
+mod reading;
+mod stats;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::outbox::Wake;
+use crate::store::{Backend, Store};
+use crate::transport::local::{Local, LocalError};
+use crate::transport::{Transport, scheme_of};
+use crate::{Envelope, Error, ErrorKind, Outbox, RelaySettings, Route};
+
+pub use stats::{BreakerState, DestinationStats, RelayStats};
+
+/// Routes and transports: where a destination name leads.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    routes: HashMap<String, Arc<Route>>,
+    fallback: Route,
+    transports: HashMap<String, Arc<dyn Transport>>,
+}
+
+impl Directory {
+    /// The route of a destination name; None when it is neither a route name nor an address.
+    fn route(&self, destination: &str) -> Option<Arc<Route>> {
+        if let Some(route) = self.routes.get(destination) {
+            return Some(route.clone());
+        }
+        scheme_of(destination).chars().next()?;
+        Some(Arc::new(Route { to: destination.to_owned(), ..self.fallback.clone() }))
+    }
+
+    fn transport(&self, to: &str) -> Option<&Arc<dyn Transport>> {
+        let scheme = match scheme_of(to) {
+            "https" => "http",
+            other => other,
+        };
+        self.transports.get(scheme)
+    }
+}
+
+/// Builds a [`Relay`] that runs inside this process.
+///
+/// ```no_run
+/// # async fn f(pool: sqlx::SqlitePool) -> Result<(), posthouse::Error> {
+/// use posthouse::{Outbox, Relay};
+///
+/// let outbox = Outbox::new(pool);
+/// outbox.migrate().await?;
+/// let relay = Relay::builder(&outbox)
+///     .local("send-email", |mail: serde_json::Value| async move {
+///         println!("sending {mail}");
+///         Ok::<_, std::io::Error>(())
+///     })
+///     .start()
+///     .await?;
+/// // … serve requests …
+/// relay.shutdown(std::time::Duration::from_secs(30)).await;
+/// # Ok(()) }
+/// ```
+#[must_use = "a relay runs only after start()"]
+pub struct RelayBuilder {
+    store: StoreMaker,
+    wake: Arc<Wake>,
+    settings: RelaySettings,
+    routes: HashMap<String, Route>,
+    transports: HashMap<String, Arc<dyn Transport>>,
+    local: Local,
+    expected_houses: Option<u16>,
+}
+
+type StoreMaker = Box<dyn FnOnce(Duration) -> Arc<dyn Store> + Send>;
+
+impl fmt::Debug for RelayBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RelayBuilder")
+            .field("settings", &self.settings)
+            .field("routes", &self.routes)
+            .field("transports", &self.transports)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RelayBuilder {
+    /// Replaces all settings.
+    pub fn settings(mut self, settings: RelaySettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Adds a transport; `name` is the scheme of the addresses it serves (`http` serves `https` too).
+    pub fn transport(mut self, name: impl Into<String>, transport: impl Transport) -> Self {
+        self.transports.insert(name.into(), Arc::new(transport));
+        self
+    }
+
+    /// Says where a destination name leads.
+    pub fn route(mut self, destination: impl Into<String>, route: Route) -> Self {
+        self.routes.insert(destination.into(), route);
+        self
+    }
+
+    /// Handles `local:{name}` with a function that takes the payload, decoded from JSON.
+    /// A payload that can't be decoded is FAILED at once; an error means "try again"
+    /// (see [`LocalError`](crate::transport::LocalError) for other answers).
+    pub fn local<M, F, Fut, E>(mut self, name: impl Into<String>, handler: F) -> Self
+    where
+        M: DeserializeOwned,
+        F: Fn(M) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<LocalError> + 'static,
+    {
+        self.local.on(name.into(), handler);
+        self
+    }
+
+    /// Handles `local:{name}` with a function that takes the whole [`Envelope`].
+    pub fn local_envelope<F, Fut, E>(mut self, name: impl Into<String>, handler: F) -> Self
+    where
+        F: Fn(Envelope) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<LocalError> + 'static,
+    {
+        self.local.on_envelope(name.into(), handler);
+        self
+    }
+
+    /// Refuses to start when the database has another number of houses.
+    pub fn expect_houses(mut self, houses: u16) -> Self {
+        self.expected_houses = Some(houses);
+        self
+    }
+
+    /// Checks settings, routes and tables, and starts. A database that can't be reached now is tried again in the background;
+    /// missing tables and settings that can't hold are errors.
+    ///
+    /// # Errors
+    /// [`Error::Config`] lists every problem; [`Error::Schema`].
+    pub async fn start(self) -> Result<Relay, Error> {
+        let Self { store, wake, settings, routes, mut transports, local, expected_houses } = self;
+        transports.entry("local".into()).or_insert_with(|| Arc::new(local));
+        let mut problems = settings.problems();
+        for (name, route) in &routes {
+            problems.extend(route.problems().into_iter().map(|(field, why)| (format!("routes.{name:?}.{field}"), why)));
+        }
+        let routes: HashMap<_, _> = routes
+            .into_iter()
+            .map(|(name, mut route)| {
+                if route.to.is_empty() {
+                    route.to = name.clone();
+                }
+                (name, Arc::new(route))
+            })
+            .collect();
+        let directory = Directory { routes, fallback: settings.default_route.clone(), transports };
+        for (name, route) in &directory.routes {
+            if directory.transport(&route.to).is_none() {
+                let mut known: Vec<_> = directory.transports.keys().map(String::as_str).collect();
+                known.sort_unstable();
+                problems.push((format!("routes.{name:?}.to"), format!("{:?} names no transport; there are {}", route.to, known.join(", "))));
+            }
+        }
+        if !problems.is_empty() {
+            problems.sort();
+            let text: Vec<_> = problems.into_iter().map(|(field, why)| format!("{field}: {why}")).collect();
+            return Err(Error::Config(text.join("\n")));
+        }
+        let store = store(settings.database_timeout);
+        match store.check().await {
+            Ok((_, houses)) => {
+                if let Some(expected) = expected_houses
+                    && expected != houses
+                {
+                    return Err(Error::Config(format!(
+                        "houses: the configuration says {expected}, the database has {houses}; they are set once, at the first migration. \
+                         Change the configuration, or run `posthouse houses resize {expected}`"
+                    )));
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::Unavailable => {
+                tracing::warn!(error = %e, "the database can't be reached; the relay starts and keeps trying");
+            }
+            Err(e) => return Err(e),
+        }
+        let shared = Arc::new(Shared { store, wake, settings, directory, stats: Mutex::default() });
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(supervise(shared.clone(), inbox, stopped));
+        Ok(Relay { shared, commands, stop, task: Some(task) })
+    }
+}
+
+/// What the loops of one relay share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    store: Arc<dyn Store>,
+    wake: Arc<Wake>,
+    settings: RelaySettings,
+    directory: Directory,
+    stats: Mutex<RelayStats>,
+}
+
+impl Shared {
+    fn stats(&self) -> std::sync::MutexGuard<'_, RelayStats> {
+        // Nothing panics while it is held; half-updated figures would be harmless too.
+        self.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// What a [`Relay`] asks of its engine.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Answer when everything that is due now has been sent and written back.
+    Drain(oneshot::Sender<()>),
+}
+
+/// A running relay. Dropping it stops everything at once; [`shutdown`](Self::shutdown) drains first.
+pub struct Relay {
+    shared: Arc<Shared>,
+    commands: mpsc::UnboundedSender<Command>,
+    stop: watch::Sender<bool>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay").field("store", &self.shared.store.kind()).finish_non_exhaustive()
+    }
+}
+
+impl Relay {
+    /// A relay for the messages of `outbox`; commits through this outbox (and its clones) wake it at once.
+    pub fn builder<DB: Backend>(outbox: &Outbox<DB>) -> RelayBuilder {
+        let (pool, tables) = (outbox.pool().clone(), outbox.tables().clone());
+        RelayBuilder {
+            store: Box::new(move |deadline| DB::store(&pool, &tables, deadline)),
+            wake: outbox.wake(),
+            settings: RelaySettings::default(),
+            routes: HashMap::new(),
+            transports: HashMap::new(),
+            local: Local::default(),
+            expected_houses: None,
+        }
+    }
+
+    /// What the relay did and how it stands.
+    pub fn stats(&self) -> RelayStats {
+        self.shared.stats().clone()
+    }
+
+    /// The store it works on, for lists and operator actions.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.shared.store
+    }
+
+    /// Resolves when every message that was due has been sent (or has failed) and the outcome is written.
+    /// Messages that wait for a retry, or whose destination is down, are left. Meant for tests and one-shot runs.
+    pub async fn drain_once(&self) {
+        let (done, wait) = oneshot::channel();
+        // The engine is gone only after shutdown, when there is nothing to wait for.
+        if self.commands.send(Command::Drain(done)).is_ok() {
+            let _ = wait.await;
+        }
+    }
+
+    /// Stops taking messages, waits for those in flight, writes their outcomes, gives the houses back.
+    /// After `deadline` what is left is abandoned: it stays pending and is sent again by whoever takes the houses.
+    pub async fn shutdown(mut self, deadline: Duration) {
+        self.stop.send_replace(true);
+        let Some(mut task) = self.task.take() else { return };
+        if tokio::time::timeout(deadline, &mut task).await.is_err() {
+            tracing::warn!(?deadline, "shutdown deadline passed; what is in flight stays pending and will be sent again");
+            task.abort();
+            // Resolves at once: an aborted task is dropped at its next await.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Runs the relay's loops until shutdown; if one ends in a panic, all are started anew, with back-off, under a new lease.
+async fn supervise(shared: Arc<Shared>, commands: mpsc::UnboundedReceiver<Command>, stop: watch::Receiver<bool>) {
+    let commands = Arc::new(tokio::sync::Mutex::new(commands));
+    let mut wait = Duration::from_millis(100);
+    loop {
+        let mut set = tokio::task::JoinSet::new();
+        set.spawn(run_once(shared.clone(), commands.clone(), stop.clone()));
+        match set.join_next().await {
+            Some(Ok(())) | None => return,
+            Some(Err(e)) => {
+                shared.stats().restarts += 1;
+                tracing::error!(error = %e, again_in = ?wait, "a loop of the relay panicked; all its loops start again");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(Duration::from_secs(30));
+            }
+        }
+    }
+}
+
+/// One life of the loops: membership, engine, upkeep, listener. Ends when the engine has drained after `stop`.
+async fn run_once(shared: Arc<Shared>, commands: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Command>>>, stop: watch::Receiver<bool>) {
+    let (to_engine, from_membership) = mpsc::unbounded_channel();
+    let (to_membership, from_engine) = mpsc::unbounded_channel();
+    let (lease, lease_seen) = watch::channel(None);
+    let mut commands = commands.lock().await;
+    // Owned here: dropping this future (abort, panic of one) ends them all.
+    let mut others = tokio::task::JoinSet::new();
+    others.spawn(membership::run(shared.clone(), to_engine, from_engine, lease));
+    others.spawn(upkeep(shared.clone()));
+    others.spawn(listen(shared.clone()));
+    let engine = engine::run(shared.clone(), from_membership, to_membership, lease_seen, &mut commands, stop);
+    tokio::pin!(engine);
+    loop {
+        tokio::select! {
+            () = &mut engine => break,
+            Some(ended) = others.join_next() => {
+                if let Err(e) = ended && e.is_panic() {
+                    std::panic::resume_unwind(e.into_panic());
+                }
+            }
+        }
+    }
+    // The engine has told the membership to leave; give it the chance.
+    while let Some(Ok(name)) = others.join_next().await {
+        if name == membership::NAME {
+            break;
+        }
+    }
+}
+
+/// Partitions ahead, and other upkeep of the store.
+async fn upkeep(shared: Arc<Shared>) -> &'static str {
+    const PERIOD: Duration = Duration::from_secs(60);
+    const WARN_BELOW: u32 = 8;
+    loop {
+        let wait = match shared.store.upkeep().await {
+            Ok(done) => {
+                if let Some(ahead) = done.ahead
+                    && ahead < WARN_BELOW
+                {
+                    tracing::warn!(ahead, "few partitions of the message log are ready ahead; publishing fails when they run out");
+                }
+                let mut stats = shared.stats();
+                stats.partitions_ahead = done.ahead;
+                stats.pass("upkeep");
+                PERIOD
+            }
+            Err(e) => {
+                tracing::warn!(error = %e, "upkeep failed, will be tried again");
+                Duration::from_secs(5)
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Wakes the engine when another process published.
+async fn listen(shared: Arc<Shared>) -> &'static str {
+    let heard = || {
+        shared.wake.committed();
+    };
+    let mut wait = Duration::from_millis(100);
+    loop {
+        let started = std::time::Instant::now();
+        if let Err(e) = shared.store.listen(&heard).await {
+            tracing::debug!(error = %e, "not listening for notifications; polling goes on");
+        }
+        if started.elapsed() > Duration::from_secs(60) {
+            wait = Duration::from_millis(100);
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(Duration::from_secs(10));
+    }
+}

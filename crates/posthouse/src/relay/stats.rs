@@ -1,0 +1,83 @@
+//! What a relay did and how it stands, as seen from outside.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A snapshot of a relay. Counters start at 0 with the relay and only grow.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct RelayStats {
+    /// The name under which it owns houses; None while it has no lease.
+    pub instance: Option<String>,
+    /// Until when its lease is valid.
+    pub lease_until: Option<Instant>,
+    /// Leases that ran out.
+    pub leases_lost: u64,
+    /// Houses it owns.
+    pub houses: u32,
+    /// Messages confirmed by their receivers.
+    pub delivered: u64,
+    /// Attempts that failed and will be tried again.
+    pub retried: u64,
+    /// Messages that became FAILED.
+    pub failed: u64,
+    /// Tries that found the destination down.
+    pub unavailable: u64,
+    /// Outcomes that changed nothing because somebody else had changed the row.
+    pub stale: u64,
+    /// Pending rows without a log row. More than 0 is an alarm.
+    pub missing: u64,
+    /// Messages in memory: waiting, in flight, being written back.
+    pub in_memory: u64,
+    /// Messages in flight.
+    pub in_flight: u64,
+    /// Payload bytes in memory.
+    pub bytes: u64,
+    /// Database calls that failed.
+    pub database_errors: u64,
+    /// The last database error, while there has been no success since.
+    pub database_error: Option<String>,
+    /// Times the loops were started anew after a panic.
+    pub restarts: u64,
+    /// Partitions of the log that are ready ahead.
+    pub partitions_ahead: Option<u32>,
+    /// How long the last full sweep took.
+    pub full_sweep: Option<Duration>,
+    /// Destinations, by name.
+    pub destinations: BTreeMap<String, DestinationStats>,
+    /// The last successful pass of each loop.
+    pub passes: BTreeMap<&'static str, Instant>,
+}
+
+impl RelayStats {
+    pub(super) fn pass(&mut self, name: &'static str) {
+        self.passes.insert(name, Instant::now());
+    }
+}
+
+/// How a destination stands.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DestinationStats {
+    /// Its breaker.
+    pub breaker: BreakerState,
+    /// Messages in flight.
+    pub in_flight: u32,
+    /// Messages waiting in memory; there may be more in the database.
+    pub waiting: u32,
+    /// Messages confirmed.
+    pub delivered: u64,
+    /// The last error, while nothing was confirmed since.
+    pub last_error: Option<String>,
+    /// The last confirmation.
+    pub last_confirmed: Option<Instant>,
+}
+
+/// Whether a destination is being sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BreakerState {
+    /// It answers.
+    Closed,
+    /// It is down since this moment; one message at a time is tried.
+    Open(Instant),
+}
