@@ -427,6 +427,27 @@ pub struct Envelope {
     pub attempt: u32,
 }
 
+#[cfg(feature = "testing")]
+impl Envelope {
+    /// A message as a relay would hand it to a transport on the first attempt, for tests of transports and receivers.
+    ///
+    /// The fields are public: set what the test is about.
+    pub fn for_test(destination: impl Into<String>, payload: impl Into<Vec<u8>>) -> Self {
+        Self {
+            id: 1,
+            message_id: MessageId::generate(),
+            kind: String::new(),
+            destination: destination.into(),
+            key: None,
+            payload: payload.into(),
+            content_type: "application/octet-stream".into(),
+            headers: Headers::new(),
+            created_at: SystemTime::now(),
+            attempt: 1,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

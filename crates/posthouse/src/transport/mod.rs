@@ -16,6 +16,11 @@ use crate::{Envelope, Route};
 #[cfg(feature = "http")]
 pub(crate) mod http;
 pub(crate) mod local;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+#[cfg(feature = "http")]
+pub use http::{Http, HttpSettings};
 
 /// What came of one try to deliver a message.
 #[derive(Debug, Clone, PartialEq, Eq)]

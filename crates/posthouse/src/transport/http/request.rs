@@ -1,0 +1,157 @@
+//! Makes the HTTP request of a delivery.
+
+use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Method, Request, Url};
+
+use super::address::Rule;
+use crate::error::storable;
+use crate::transport::Delivery;
+
+/// Headers that belong to the connection or frame the body: neither a message nor a route can set them.
+const CONNECTION: [&str; 11] = [
+    "connection",
+    "content-length",
+    "expect",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Headers that a route can set and a message can't: they decide who is spoken to, as whom, and what the body is.
+const OF_THE_ROUTE: [&str; 3] = ["authorization", "content-type", "host"];
+
+/// The request, or why there can't be one. Takes the payload out of the delivery, which has no further use for it.
+pub(super) fn build(client: &Client, rule: &Rule, delivery: &mut Delivery) -> Result<Request, String> {
+    let url = Url::parse(delivery.address()).map_err(|e| {
+        // The text itself is not shown: a URL that can't be parsed can't be freed of its secrets either.
+        format!("the address is not a usable URL ({e}); correct the route's `to`, or the destination")
+    })?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(format!("can't send to {}: URLs; use http:// or https://", url.scheme()));
+    }
+    rule.check_literal(url.host_str().unwrap_or_default()).map_err(|refused| refused.to_string())?;
+    let method = &delivery.route.http.method;
+    let method = match Method::from_bytes(method.as_bytes()) {
+        Ok(Method::CONNECT) | Err(_) => {
+            return Err(format!("{method:?} is not a method to send messages with; correct the route's http.method"));
+        }
+        Ok(method) => method,
+    };
+    // The builder turns user and password of the URL into an Authorization header, which the route's replaces.
+    let mut request = client.request(method, url).build().map_err(|e| format!("can't make the request: {}", e.without_url()))?;
+    set_headers(request.headers_mut(), delivery)?;
+    if delivery.envelope.payload.is_empty() && matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) {
+        // Left out by the client for an empty body, without which some servers answer 411 (RFC 9110, 8.6).
+        request.headers_mut().insert(CONTENT_LENGTH, 0.into());
+    }
+    *request.body_mut() = Some(std::mem::take(&mut delivery.envelope.payload).into());
+    Ok(request)
+}
+
+/// Later ones replace earlier ones of the same name: what identifies the message comes last.
+fn set_headers(headers: &mut HeaderMap, delivery: &Delivery) -> Result<(), String> {
+    let message = &delivery.envelope;
+    let route = &delivery.route.http;
+
+    headers.insert(CONTENT_TYPE, text("the message's content type", &message.content_type)?);
+    for (name, content) in &route.headers {
+        let what = || format!("the route's header {:?}", storable(name, 100));
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{}: the name is not allowed in HTTP", what()))?;
+        if CONNECTION.contains(&name.as_str()) {
+            return Err(format!("{} belongs to the connection and can't be set; remove it", what()));
+        }
+        headers.insert(name, secret(&what(), content)?);
+    }
+    if let Some(content_type) = &route.content_type {
+        headers.insert(CONTENT_TYPE, text("the route's http.content_type", content_type)?);
+    }
+    if let Some(authorization) = &route.authorization {
+        headers.insert(AUTHORIZATION, secret("the route's http.authorization", authorization)?);
+    }
+    for (name, content) in message.headers.iter() {
+        let what = || format!("the message's header {:?}", storable(name, 100));
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{}: the name is not allowed in HTTP", what()))?;
+        if !is_ours(name.as_str()) {
+            headers.insert(name, text(&what(), content)?);
+        }
+    }
+
+    let id = encoded(message.message_id.as_str());
+    headers.insert("idempotency-key", id.clone());
+    headers.insert("posthouse-message-id", id);
+    headers.insert("posthouse-attempt", message.attempt.into());
+    if !message.kind.is_empty() {
+        headers.insert("posthouse-type", encoded(&message.kind));
+    }
+    if let Some(key) = &message.key {
+        headers.insert("posthouse-key", encoded(key));
+    }
+    Ok(())
+}
+
+/// Whether a message header of this (lower-case) name is left out.
+fn is_ours(name: &str) -> bool {
+    CONNECTION.contains(&name) || OF_THE_ROUTE.contains(&name) || name == "idempotency-key" || name.starts_with("posthouse-")
+}
+
+/// A header value; the error names the header and never shows the value.
+fn text(what: &str, value: &str) -> Result<HeaderValue, String> {
+    HeaderValue::from_str(value)
+        .map_err(|_| format!("{what}: the value has characters that HTTP does not allow (control characters)"))
+}
+
+fn secret(what: &str, value: &str) -> Result<HeaderValue, String> {
+    let mut value = text(what, value)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Percent-encodes all but visible ASCII, and `%` itself, so that decoding always gives the original.
+fn encoded(text: &str) -> HeaderValue {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'!'..=b'~' if byte != b'%' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    // Visible ASCII is always a valid value.
+    HeaderValue::from_str(&out).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+/// The URL as it may be shown: without user, password, query and fragment, and cut.
+pub(super) fn shown(url: &Url) -> String {
+    let port = url.port().map(|p| format!(":{p}")).unwrap_or_default();
+    storable(&format!("{}://{}{port}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path()), 300)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_text_is_valid_and_unambiguous() {
+        for (text, expected) in [
+            ("0198c0de-7000", "0198c0de-7000"),
+            ("!~", "!~"),
+            ("order 7", "order%207"),
+            ("50%", "50%25"),
+            ("%20", "%2520"),
+            ("ä\n\u{7f}", "%C3%A4%0A%7F"),
+        ] {
+            assert_eq!(encoded(text), expected);
+        }
+    }
+
+    #[test]
+    fn shown_urls_keep_no_secrets() {
+        let url = Url::parse("https://user:hunter2@example.com:8443/hooks/a?token=hunter2#hunter2").unwrap();
+        assert_eq!(shown(&url), "https://example.com:8443/hooks/a");
+        assert_eq!(shown(&Url::parse("http://[::1]/").unwrap()), "http://[::1]/");
+    }
+}
