@@ -34,6 +34,6 @@ async fn main() {
     while n.load(Ordering::Relaxed) == before { tokio::time::sleep(Duration::from_micros(100)).await; }
     println!("publish {p:?} latency {:?}", t.elapsed());
     }
-    relay.shutdown(Duration::from_secs(5)).await;
+    let t = Instant::now(); relay.shutdown(Duration::from_secs(5)).await;
     println!("shut down {:?}", t.elapsed());
 }
