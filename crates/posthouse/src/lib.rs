@@ -9,6 +9,8 @@ compile_error!(
 mod error;
 pub mod message;
 mod outbox;
+#[cfg(feature = "relay")]
+mod relay;
 mod settings;
 pub mod store;
 #[cfg(feature = "relay")]
@@ -17,4 +19,6 @@ pub mod transport;
 pub use error::{Error, ErrorKind};
 pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, MessageId};
 pub use outbox::{Outbox, OutboxBuilder, Tx, migrate};
+#[cfg(feature = "relay")]
+pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats};
 pub use settings::{HttpRoute, OnExhausted, Ordering, RelaySettings, Retry, Route};

@@ -16,6 +16,7 @@ use crate::{Envelope, Route};
 #[cfg(feature = "http")]
 pub(crate) mod http;
 pub(crate) mod local;
+pub use local::LocalError;
 #[cfg(feature = "testing")]
 pub mod testing;
 

@@ -1,0 +1,235 @@
+//! One destination: what waits for it, how much may be in flight, whether it is up, how far it lags.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::stats::{BreakerState, DestinationStats};
+use crate::store::House;
+use crate::{Envelope, Route};
+
+/// First and longest wait between two tries of a destination that is down.
+const PROBE_FIRST: Duration = Duration::from_millis(500);
+const PROBE_CAP: Duration = Duration::from_secs(30);
+
+/// Rows kept ready in memory for one destination; more of it stay in the database until there is room.
+const READY_LEAST: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Destination {
+    pub(super) name: String,
+    /// None: no route and no transport by this name.
+    pub(super) route: Option<Arc<Route>>,
+    /// Rows that may go, in order. May hold ids that are no longer in memory.
+    pub(super) ready: VecDeque<i64>,
+    /// Rows whose content is in memory, in order.
+    pub(super) loaded: VecDeque<(i64, Envelope)>,
+    /// Rows being claimed or loaded.
+    pub(super) loading: usize,
+    pub(super) in_flight: usize,
+    /// Some: this destination is left out of the forward read and has cursors of its own. A house without one starts at its mark.
+    pub(super) lag: Option<HashMap<House, i64>>,
+    breaker: Breaker,
+    bucket: Option<Bucket>,
+    delivered: u64,
+    last_error: Option<String>,
+    last_confirmed: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Breaker {
+    Closed,
+    Open { since: Instant, until: Instant, wait: Duration },
+}
+
+impl Destination {
+    pub(super) fn new(name: String, route: Option<Arc<Route>>, now: Instant) -> Self {
+        let bucket = route.as_ref().and_then(|r| r.rate).map(|rate| Bucket::new(rate, now));
+        Self {
+            name,
+            route,
+            ready: VecDeque::new(),
+            loaded: VecDeque::new(),
+            loading: 0,
+            in_flight: 0,
+            lag: None,
+            breaker: Breaker::Closed,
+            bucket,
+            delivered: 0,
+            last_error: None,
+            last_confirmed: None,
+        }
+    }
+
+    pub(super) fn concurrency(&self) -> usize {
+        self.route.as_ref().map_or(1, |r| r.concurrency as usize)
+    }
+
+    /// How many may be in flight at this moment.
+    fn limit(&self, now: Instant) -> usize {
+        match self.breaker {
+            Breaker::Closed => self.concurrency(),
+            Breaker::Open { until, .. } => usize::from(now >= until),
+        }
+    }
+
+    /// How many more may be sent now.
+    pub(super) fn may_send(&self, now: Instant) -> usize {
+        self.limit(now).saturating_sub(self.in_flight)
+    }
+
+    /// How many more may be loaded now: as many again as may be in flight, so that the next is at hand when one is answered.
+    pub(super) fn may_load(&self, now: Instant) -> usize {
+        let ahead = match self.breaker {
+            Breaker::Closed => self.concurrency() * 2,
+            Breaker::Open { .. } => self.limit(now),
+        };
+        ahead.saturating_sub(self.in_flight + self.loading + self.loaded.len())
+    }
+
+    /// Whether a row more may wait in memory.
+    pub(super) fn has_room(&self) -> bool {
+        match self.breaker {
+            Breaker::Closed => self.ready.len() < READY_LEAST.max(self.concurrency() * 4),
+            Breaker::Open { .. } => self.ready.is_empty(),
+        }
+    }
+
+    /// Whether its lagging rows should be read now: when half of its room is free again.
+    pub(super) fn wants_rows(&self, now: Instant) -> bool {
+        self.lag.is_some()
+            && match self.breaker {
+                Breaker::Closed => self.ready.len() * 2 <= READY_LEAST.max(self.concurrency() * 4),
+                Breaker::Open { until, .. } => now >= until && self.ready.is_empty() && self.in_flight + self.loading + self.loaded.len() == 0,
+            }
+    }
+
+    /// Takes one permit of the rate limit, or says when there will be one.
+    pub(super) fn take_rate(&mut self, now: Instant) -> Result<(), Instant> {
+        self.bucket.as_mut().map_or(Ok(()), |b| b.take(now))
+    }
+
+    /// When an open breaker lets the next try through.
+    pub(super) fn probe_at(&self) -> Option<Instant> {
+        match self.breaker {
+            Breaker::Closed => None,
+            Breaker::Open { until, .. } => Some(until),
+        }
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        matches!(self.breaker, Breaker::Open { .. })
+    }
+
+    /// The receiver confirmed.
+    pub(super) fn confirmed(&mut self, now: Instant) {
+        self.breaker = Breaker::Closed;
+        self.delivered += 1;
+        self.last_error = None;
+        self.last_confirmed = Some(now);
+    }
+
+    /// The receiver answered, though not with a confirmation: it is up.
+    pub(super) fn refused(&mut self, error: &str) {
+        self.breaker = Breaker::Closed;
+        self.last_error = Some(error.to_owned());
+    }
+
+    /// The receiver is down. True when that is news.
+    pub(super) fn down(&mut self, error: &str, now: Instant) -> bool {
+        self.last_error = Some(error.to_owned());
+        let (since, wait, news) = match self.breaker {
+            Breaker::Closed => (now, PROBE_FIRST, true),
+            // Those that were in flight together report the same outage once.
+            Breaker::Open { until, .. } if now < until => return false,
+            Breaker::Open { since, wait, .. } => (since, (wait * 2).min(PROBE_CAP), false),
+        };
+        let jittered = wait.mul_f64(0.75 + 0.5 * fastrand::f64());
+        self.breaker = Breaker::Open { since, until: now + jittered, wait };
+        news
+    }
+
+    pub(super) fn stats(&self) -> DestinationStats {
+        DestinationStats {
+            breaker: match self.breaker {
+                Breaker::Closed => BreakerState::Closed,
+                Breaker::Open { since, .. } => BreakerState::Open(since),
+            },
+            in_flight: self.in_flight as u32,
+            waiting: (self.ready.len() + self.loaded.len() + self.loading) as u32,
+            delivered: self.delivered,
+            last_error: self.last_error.clone(),
+            last_confirmed: self.last_confirmed,
+        }
+    }
+}
+
+/// A token bucket that holds at most one second's worth.
+#[derive(Debug)]
+struct Bucket {
+    rate: f64,
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn new(rate: f64, now: Instant) -> Self {
+        Self { rate, tokens: 1.0, at: now }
+    }
+
+    fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        let grown = self.tokens + now.saturating_duration_since(self.at).as_secs_f64() * self.rate;
+        self.tokens = grown.min(self.rate.max(1.0));
+        self.at = now;
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        Err(now + Duration::from_secs_f64((1.0 - self.tokens) / self.rate))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bucket_lets_through_its_rate() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(10.0, start);
+        let mut now = start;
+        let mut sent = 0;
+        while now < start + Duration::from_secs(10) {
+            match bucket.take(now) {
+                Ok(()) => sent += 1,
+                Err(next) => {
+                    assert!(next > now);
+                    now = next;
+                }
+            }
+        }
+        assert!((99..=102).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn a_down_destination_is_probed_one_at_a_time_less_and_less_often() {
+        let now = Instant::now();
+        let mut d = Destination::new("d".into(), Some(Arc::new(Route::to("local:d"))), now);
+        assert_eq!(d.may_send(now), 32);
+        assert!(d.down("refused", now));
+        assert!(!d.down("refused", now), "reported once");
+        assert_eq!(d.may_send(now), 0);
+        let mut last = now;
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            let probe = d.probe_at().unwrap();
+            waits.push(probe - last);
+            assert_eq!(d.may_send(probe), 1);
+            assert!(!d.down("refused", probe));
+            last = probe;
+        }
+        assert!(waits[0] < Duration::from_secs(1) && waits[11] > Duration::from_secs(20) && waits[11] < Duration::from_secs(40), "{waits:?}");
+        d.confirmed(last);
+        assert_eq!(d.may_send(last), 32);
+    }
+}

@@ -1,0 +1,498 @@
+//! The one loop that owns all of a relay's state in memory. It never waits for I/O: reads, loads, writes and sends run
+//! in tasks it owns, and come back as events.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::destination::Destination;
+use super::membership::{HouseEvent, Report};
+use super::ordering::{KeyQueue, Recent};
+use super::reading::Reading;
+use super::{Command, Shared};
+use crate::store::{Change, Done, DuePage, House, KeyHash, Poll, Setback, Store, Taken, Thin};
+use crate::transport::Answer;
+use crate::{Envelope, Error};
+
+/// A pending message in memory.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) thin: Thin,
+    pub(super) dest: usize,
+    /// Its queue; None when it waits for nobody.
+    pub(super) key: Option<(House, KeyHash)>,
+    pub(super) state: State,
+    /// Read while its house was suspect.
+    pub(super) suspect: bool,
+    /// Marked SENDING by us.
+    pub(super) claimed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Waiting,
+    Claiming,
+    Loading,
+    Loaded,
+    Sending { try_number: u64, started: Instant },
+    Writing { delivered: bool },
+    /// Its log row is gone. Stays here, and blocks its key, until the next full sweep looks again.
+    Missing,
+}
+
+#[derive(Debug)]
+pub(super) struct HouseState {
+    pub(super) epoch: i64,
+    /// Everything visible up to here has been read.
+    pub(super) mark: i64,
+    /// Earlier marks, for the near sweep.
+    pub(super) marks: VecDeque<(Instant, i64)>,
+    /// Taken from an owner that may have died of one of its messages; until it has been read once.
+    pub(super) suspect: bool,
+    /// How many more rows per destination are treated as suspects: as many as one instance can have had in flight.
+    pub(super) window: HashMap<usize, usize>,
+    /// The forward read, and the due read, have seen all of it once.
+    pub(super) polled_out: bool,
+    pub(super) due_read: bool,
+    pub(super) draining: bool,
+    /// Rows in memory.
+    pub(super) rows: usize,
+    /// The last forward read of it was cut off by its limit.
+    pub(super) busy: bool,
+}
+
+impl HouseState {
+    fn new(taken: &Taken) -> Self {
+        Self {
+            epoch: taken.epoch,
+            mark: 0,
+            marks: VecDeque::new(),
+            suspect: taken.expired,
+            window: HashMap::new(),
+            polled_out: false,
+            due_read: false,
+            draining: false,
+            rows: 0,
+            busy: true,
+        }
+    }
+}
+
+/// What a task of the engine came back with.
+#[derive(Debug)]
+pub(super) enum Event {
+    Polled { seq: u64, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Poll, Error> },
+    Due { limit: u32, result: Result<DuePage, Error> },
+    OfKeys { keys: Vec<(House, KeyHash)>, limit: u32, result: Result<Vec<Thin>, Error> },
+    OfDestination { dest: usize, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Vec<Thin>, Error> },
+    Changes { upto: i64, result: Result<Vec<Change>, Error> },
+    Swept { limit: u32, took: Duration, result: Result<Vec<Thin>, Error> },
+    Claimed { ids: Vec<i64>, result: Result<Vec<i64>, Error> },
+    Loaded { ids: Vec<i64>, result: Result<Vec<(i64, Result<Envelope, String>)>, Error> },
+    Delivered { batch: Vec<Done>, result: Result<Vec<i64>, Error> },
+    SetBack { batch: Vec<Setback>, result: Result<Vec<i64>, Error> },
+}
+
+pub(super) struct Engine {
+    pub(super) shared: Arc<Shared>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) instance: Arc<str>,
+    pub(super) houses: HashMap<House, HouseState>,
+    pub(super) rows: HashMap<i64, Row>,
+    pub(super) keys: HashMap<(House, KeyHash), KeyQueue>,
+    pub(super) destinations: Vec<Destination>,
+    by_name: HashMap<String, usize>,
+    /// Destinations that have something ready or loaded.
+    pub(super) active: HashSet<usize>,
+    /// Rows that must be claimed before they are sent.
+    pub(super) suspects: VecDeque<i64>,
+    pub(super) recent: Recent,
+    pub(super) reading: Reading,
+    pub(super) key_reads: HashSet<(House, KeyHash)>,
+    pub(super) io: JoinSet<Event>,
+    sends: JoinSet<()>,
+    pub(super) answers: mpsc::UnboundedSender<Answer>,
+    pub(super) loads: usize,
+    /// After an error, nothing is loaded before this.
+    pub(super) load_after: Instant,
+    /// Claimed rows on their way to be loaded.
+    pub(super) to_load: Vec<i64>,
+    pub(super) bytes: usize,
+    pub(super) tries: u64,
+    pub(super) deadlines: BinaryHeap<Reverse<(Instant, i64, u64)>>,
+    pub(super) done: Vec<Done>,
+    pub(super) setbacks: Vec<Setback>,
+    pub(super) writing_done: bool,
+    pub(super) writing_setbacks: bool,
+    pub(super) write_after: Instant,
+    pub(super) write_failures: u32,
+    pub(super) lease_until: Option<Instant>,
+    to_membership: mpsc::UnboundedSender<Report>,
+    pub(super) stopping: bool,
+    drains: Vec<(u64, oneshot::Sender<()>)>,
+    /// The loop comes round again by this moment.
+    timer: Instant,
+    stats_at: Instant,
+    pub(super) in_flight: usize,
+}
+
+/// The longest nap of the loop.
+const NAP: Duration = Duration::from_secs(1);
+
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    mut membership: mpsc::UnboundedReceiver<HouseEvent>,
+    to_membership: mpsc::UnboundedSender<Report>,
+    mut lease: watch::Receiver<Option<Instant>>,
+    commands: &mut mpsc::UnboundedReceiver<Command>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let (answers, mut answered) = mpsc::unbounded_channel();
+    let now = Instant::now();
+    let mut engine = Engine {
+        store: shared.store.clone(),
+        instance: "".into(),
+        houses: HashMap::new(),
+        rows: HashMap::new(),
+        keys: HashMap::new(),
+        destinations: Vec::new(),
+        by_name: HashMap::new(),
+        active: HashSet::new(),
+        suspects: VecDeque::new(),
+        recent: Recent::default(),
+        reading: Reading::new(now, &shared.settings),
+        key_reads: HashSet::new(),
+        io: JoinSet::new(),
+        sends: JoinSet::new(),
+        answers,
+        loads: 0,
+        load_after: now,
+        to_load: Vec::new(),
+        bytes: 0,
+        tries: 0,
+        deadlines: BinaryHeap::new(),
+        done: Vec::new(),
+        setbacks: Vec::new(),
+        writing_done: false,
+        writing_setbacks: false,
+        write_after: now,
+        write_failures: 0,
+        lease_until: None,
+        to_membership,
+        stopping: false,
+        drains: Vec::new(),
+        timer: now,
+        stats_at: now,
+        in_flight: 0,
+        shared: shared.clone(),
+    };
+    let mut batch = Vec::new();
+    let mut membership_open = true;
+    let mut commands_open = true;
+    loop {
+        engine.lease_until = *lease.borrow_and_update();
+        engine.turn();
+        if engine.stopping && engine.is_done() {
+            break;
+        }
+        let timer = engine.timer;
+        tokio::select! {
+            biased;
+            event = membership.recv(), if membership_open => match event {
+                Some(event) => engine.on_house_event(event),
+                None => membership_open = false,
+            },
+            changed = stop.changed(), if !engine.stopping => {
+                // The sender is dropped together with this task's handle.
+                if changed.is_err() || *stop.borrow() {
+                    engine.stop();
+                }
+            }
+            _ = answered.recv_many(&mut batch, 4096) => engine.on_answers(batch.drain(..)),
+            Some(event) = engine.io.join_next(), if !engine.io.is_empty() => engine.on_io(event),
+            Some(sent) = engine.sends.join_next(), if !engine.sends.is_empty() => {
+                if let Err(e) = sent {
+                    tracing::error!(error = %e, "a transport panicked; its messages are tried again");
+                }
+            }
+            command = commands.recv(), if commands_open => match command {
+                Some(Command::Drain(done)) => {
+                    engine.drains.push((engine.reading.issued, done));
+                    engine.reading.poll_now();
+                }
+                None => commands_open = false,
+            },
+            () = shared.wake.notify.notified() => {
+                if shared.wake.take_hint() {
+                    engine.reading.hinted();
+                }
+                engine.reading.poll_now();
+            }
+            _ = lease.changed() => {}
+            () = tokio::time::sleep_until(timer.into()) => {}
+        }
+    }
+    engine.publish_stats(true);
+    for transport in shared.directory.transports.values() {
+        transport.close().await;
+    }
+    // The membership task is gone only when everything is being torn down.
+    let _ = engine.to_membership.send(Report::Leave);
+}
+
+impl Engine {
+    /// Everything that can be started now, is.
+    fn turn(&mut self) {
+        let now = Instant::now();
+        self.timer = now + NAP;
+        while let Some(done) = self.io.try_join_next() {
+            self.on_io(done);
+        }
+        self.expire(now);
+        self.write(now);
+        if !self.stopping {
+            self.claim_suspects(now);
+            self.load(now);
+            self.send(now);
+            self.read(now);
+        }
+        self.report_drained();
+        self.answer_drains(now);
+        if now >= self.stats_at {
+            self.publish_stats(false);
+        } else {
+            self.wake_by(self.stats_at);
+        }
+    }
+
+    /// The loop comes round by `at`.
+    pub(super) fn wake_by(&mut self, at: Instant) {
+        self.timer = self.timer.min(at);
+    }
+
+    fn on_io(&mut self, event: Result<Event, tokio::task::JoinError>) {
+        match event {
+            Ok(event) => self.on_event(event),
+            // A bug in a store: the supervisor starts everything anew, from the database.
+            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+            Err(_) => {}
+        }
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Claimed { ids, result } => self.on_claimed(ids, result),
+            Event::Loaded { ids, result } => self.on_loaded(&ids, result),
+            Event::Delivered { batch, result } => self.on_delivered(batch, result),
+            Event::SetBack { batch, result } => self.on_set_back(batch, result),
+            read => self.on_read(read),
+        }
+    }
+
+    fn on_house_event(&mut self, event: HouseEvent) {
+        match event {
+            HouseEvent::Instance(name) => self.instance = name.into(),
+            HouseEvent::Gained(taken) => {
+                for t in taken {
+                    let rows = self.rows.values().filter(|r| r.thin.house == t.house).count();
+                    self.houses.insert(t.house, HouseState { rows, ..HouseState::new(&t) });
+                }
+                self.reading.gained();
+            }
+            HouseEvent::Release(houses) => {
+                for house in &houses {
+                    if let Some(h) = self.houses.get_mut(house) {
+                        h.draining = true;
+                    }
+                }
+                self.drop_waiting();
+            }
+            HouseEvent::Lost(houses) => {
+                for house in &houses {
+                    self.houses.remove(house);
+                }
+                self.drop_waiting();
+            }
+        }
+    }
+
+    /// Lets go of rows that aren't in flight and whose houses aren't ours any more (or all of them when stopping).
+    fn drop_waiting(&mut self) {
+        let stopping = self.stopping;
+        let gone = |houses: &HashMap<House, HouseState>, house: House| stopping || houses.get(&house).is_none_or(|h| h.draining);
+        let drop: Vec<i64> = self
+            .rows
+            .iter()
+            .filter(|(_, r)| matches!(r.state, State::Waiting | State::Loading | State::Loaded | State::Missing) && gone(&self.houses, r.thin.house))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in drop {
+            match self.rows.get(&id) {
+                Some(row) if row.claimed => self.unclaim(id, Duration::ZERO),
+                _ => self.forget(id),
+            }
+        }
+        let houses: HashSet<House> = self.houses.iter().filter(|(_, h)| !h.draining && !stopping).map(|(h, _)| *h).collect();
+        self.forget_keys(|house| !houses.contains(&house));
+        for d in &mut self.destinations {
+            if let Some(cursors) = &mut d.lag {
+                cursors.retain(|house, _| houses.contains(house));
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        self.drop_waiting();
+    }
+
+    fn is_done(&self) -> bool {
+        self.rows.values().all(|r| !matches!(r.state, State::Sending { .. } | State::Writing { .. } | State::Claiming))
+            && self.done.is_empty()
+            && self.setbacks.is_empty()
+    }
+
+    /// Tells the membership which draining houses are empty.
+    fn report_drained(&mut self) {
+        let drained: Vec<House> = self.houses.iter().filter(|(_, h)| h.draining && h.rows == 0).map(|(house, _)| *house).collect();
+        if !drained.is_empty() {
+            for house in &drained {
+                self.houses.remove(house);
+            }
+            let _ = self.to_membership.send(Report::Drained(drained));
+        }
+    }
+
+    /// The place of a destination in the list; made on first sight.
+    pub(super) fn destination(&mut self, name: &str) -> usize {
+        if let Some(place) = self.by_name.get(name) {
+            return *place;
+        }
+        let route = self.shared.directory.route(name);
+        let place = self.destinations.len();
+        self.destinations.push(Destination::new(name.to_owned(), route, Instant::now()));
+        self.by_name.insert(name.to_owned(), place);
+        place
+    }
+
+    /// Takes a row out of memory, with all its traces but its place in a key's queue.
+    pub(super) fn forget(&mut self, id: i64) {
+        let Some(row) = self.rows.remove(&id) else { return };
+        self.leave_state(&row);
+        if let Some(house) = self.houses.get_mut(&row.thin.house) {
+            house.rows = house.rows.saturating_sub(1);
+        }
+    }
+
+    /// Undoes what a row's state counts for.
+    pub(super) fn leave_state(&mut self, row: &Row) {
+        let d = &mut self.destinations[row.dest];
+        match row.state {
+            State::Claiming => d.loading -= 1,
+            State::Loading => {
+                d.loading -= 1;
+                self.bytes -= row.thin.size as usize;
+            }
+            State::Loaded => self.bytes -= row.thin.size as usize,
+            State::Sending { .. } => {
+                d.in_flight -= 1;
+                self.in_flight -= 1;
+                self.bytes -= row.thin.size as usize;
+            }
+            State::Waiting | State::Writing { .. } | State::Missing => {}
+        }
+    }
+
+    /// Moves a row to another state.
+    pub(super) fn enter(&mut self, id: i64, state: State) {
+        let Some(mut row) = self.rows.remove(&id) else { return };
+        self.leave_state(&row);
+        row.state = state;
+        let d = &mut self.destinations[row.dest];
+        match state {
+            State::Claiming => d.loading += 1,
+            State::Loading => {
+                d.loading += 1;
+                self.bytes += row.thin.size as usize;
+            }
+            State::Loaded => self.bytes += row.thin.size as usize,
+            State::Sending { .. } => {
+                d.in_flight += 1;
+                self.in_flight += 1;
+                self.bytes += row.thin.size as usize;
+            }
+            State::Waiting | State::Writing { .. } | State::Missing => {}
+        }
+        self.rows.insert(id, row);
+    }
+
+    pub(super) fn spawn_send(&mut self, send: impl Future<Output = ()> + Send + 'static) {
+        self.sends.spawn(send);
+    }
+
+    /// A row may go: it waits for its destination, or to be claimed first.
+    pub(super) fn ready(&mut self, id: i64) {
+        let Some(row) = self.rows.get(&id) else { return };
+        if row.thin.claims >= self.shared.settings.max_claims {
+            self.give_up_claims(id);
+        } else if row.suspect || row.thin.claims > 0 {
+            self.suspects.push_back(id);
+        } else {
+            let dest = row.dest;
+            self.destinations[dest].ready.push_back(id);
+            self.active.insert(dest);
+        }
+    }
+
+    fn answer_drains(&mut self, now: Instant) {
+        if self.drains.is_empty() {
+            return;
+        }
+        let moving = |r: &Row| match r.state {
+            State::Missing => false,
+            State::Waiting => !self.destinations[r.dest].is_down(),
+            _ => true,
+        };
+        if self.houses.is_empty() || self.rows.values().any(moving) || !self.reading.is_idle(now) || !self.key_reads.is_empty() {
+            return;
+        }
+        if !self.done.is_empty() || !self.setbacks.is_empty() || self.destinations.iter().any(|d| d.wants_rows(now)) {
+            return;
+        }
+        let completed = self.reading.completed_poll;
+        self.drains.retain_mut(|(after, done)| {
+            if completed <= *after {
+                return true;
+            }
+            let (spare, _) = oneshot::channel();
+            // Whoever asked may have gone.
+            let _ = std::mem::replace(done, spare).send(());
+            false
+        });
+    }
+
+    fn publish_stats(&mut self, last: bool) {
+        const PERIOD: Duration = Duration::from_millis(250);
+        self.stats_at = Instant::now() + PERIOD;
+        let mut stats = self.shared.stats();
+        stats.in_memory = self.rows.len() as u64;
+        stats.in_flight = self.in_flight as u64;
+        stats.bytes = self.bytes as u64;
+        for d in &self.destinations {
+            stats.destinations.insert(d.name.clone(), d.stats());
+        }
+        stats.pass("engine");
+        if last {
+            stats.houses = 0;
+        }
+        drop(stats);
+        // An idle engine wakes for its own reads, not for this.
+        if self.rows.is_empty() {
+            self.stats_at += NAP;
+        }
+    }
+}

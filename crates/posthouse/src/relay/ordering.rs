@@ -1,0 +1,184 @@
+//! Which rows may go, and in what order.
+//!
+//! The rule: a keyed row is sent only after every lower pending id of its key that was visible in the snapshot that read it.
+//! A row says which pending id stands directly before it (`Thin::before`). If that one is in memory, the row is chained
+//! behind it; if it has just been delivered, the row goes; otherwise it is left in the database and comes back when its
+//! predecessor is done. By induction along `before`, a row goes after all of them, whichever path found it.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::engine::{Engine, Row, State};
+use crate::store::{House, KeyHash, Thin};
+use crate::{Ordering, OnExhausted};
+
+/// Followers of one key kept in memory; more stay in the database.
+const CHAIN: usize = 256;
+
+/// The rows of one key in memory, lowest id first; only the first may be in flight.
+#[derive(Debug, Default)]
+pub(super) struct KeyQueue {
+    chain: VecDeque<i64>,
+    active: Option<i64>,
+    /// There may be followers in the database that were passed over: look when the chain is empty.
+    more: bool,
+}
+
+/// How a row was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// By the forward read, which passes its followers later.
+    Ahead,
+    /// By any other read: followers may have been passed over already.
+    Behind,
+}
+
+impl Engine {
+    /// Takes a row into memory if it may go now or soon. True when it is new.
+    pub(super) fn admit(&mut self, thin: Thin, found: Found) -> bool {
+        if self.rows.contains_key(&thin.id) || self.recent.contains(thin.id) {
+            return false;
+        }
+        if self.houses.get(&thin.house).is_none_or(|h| h.draining) {
+            return false;
+        }
+        let dest = self.destination(&thin.destination);
+        let d = &mut self.destinations[dest];
+        if (found == Found::Ahead && d.lag.is_some()) || !d.has_room() {
+            // Left in the database; its own read goes back to here when there is room.
+            let cursors = d.lag.get_or_insert_default();
+            let cursor = cursors.entry(thin.house).or_insert(i64::MAX);
+            *cursor = (*cursor).min(thin.id - 1);
+            return false;
+        }
+        let strict = d.route.as_ref().is_none_or(|r| r.ordering == Ordering::Strict);
+        let id = thin.id;
+        let key = thin.key.clone().filter(|_| strict).map(|k| (thin.house, k));
+        let Some(key) = key else {
+            self.insert(thin, dest, None);
+            self.ready(id);
+            return true;
+        };
+        if let Some(before) = thin.before {
+            match self.rows.get(&before) {
+                // Delivered, only its deletion is still on its way.
+                Some(Row { state: State::Writing { delivered: true }, .. }) => {}
+                Some(Row { state: State::Writing { delivered: false } | State::Missing, .. }) => return false,
+                Some(_) => {
+                    // A queue whose house was lost and came back while its head was in flight.
+                    let queue = self.keys.entry(key.clone()).or_default();
+                    if queue.chain.is_empty() {
+                        queue.chain.push_back(before);
+                        queue.active = Some(before);
+                    }
+                }
+                None if self.recent.was_delivered(before) => {}
+                None => return false,
+            }
+        }
+        let queue = self.keys.entry(key.clone()).or_default();
+        queue.more |= found == Found::Behind;
+        if queue.chain.len() >= CHAIN {
+            queue.more = true;
+            return false;
+        }
+        let place = queue.chain.partition_point(|other| *other < id);
+        queue.chain.insert(place, id);
+        self.insert(thin, dest, Some(key.clone()));
+        self.advance(&key);
+        true
+    }
+
+    fn insert(&mut self, thin: Thin, dest: usize, key: Option<(House, KeyHash)>) {
+        let mut suspect = false;
+        if let Some(house) = self.houses.get_mut(&thin.house) {
+            house.rows += 1;
+            if house.suspect {
+                let left = house.window.entry(dest).or_insert(self.destinations[dest].concurrency());
+                suspect = *left > 0;
+                *left = left.saturating_sub(1);
+            }
+        }
+        self.rows.insert(thin.id, Row { thin, dest, key, state: State::Waiting, suspect, claimed: false });
+    }
+
+    /// Lets the first of a key's queue go, if none is on its way.
+    fn advance(&mut self, key: &(House, KeyHash)) {
+        let Some(queue) = self.keys.get_mut(key) else { return };
+        if queue.active.is_none()
+            && let Some(first) = queue.chain.front().copied()
+        {
+            queue.active = Some(first);
+            self.ready(first);
+        }
+    }
+
+    /// A keyed row was delivered: its follower may go.
+    pub(super) fn key_delivered(&mut self, key: &(House, KeyHash), id: i64) {
+        let Some(queue) = self.keys.get_mut(key) else { return };
+        queue.chain.retain(|other| *other != id);
+        if queue.active == Some(id) {
+            queue.active = None;
+        }
+        if queue.chain.is_empty() {
+            if queue.more {
+                self.key_reads.insert(key.clone());
+            }
+            self.keys.remove(key);
+        } else {
+            self.advance(key);
+        }
+    }
+
+    /// A keyed row goes back to the database: so do its followers, which come back after it.
+    pub(super) fn key_set_back(&mut self, key: &(House, KeyHash), id: i64) {
+        let Some(queue) = self.keys.remove(key) else { return };
+        for other in queue.chain {
+            if other != id && self.rows.get(&other).is_some_and(|r| matches!(r.state, State::Waiting)) {
+                self.forget(other);
+            }
+        }
+    }
+
+    /// Drops the queues of houses that are gone.
+    pub(super) fn forget_keys(&mut self, gone: impl Fn(House) -> bool) {
+        self.keys.retain(|key, _| !gone(key.0));
+        self.key_reads.retain(|key| !gone(key.0));
+    }
+
+    /// Whether a row that becomes FAILED leaves its key's queue.
+    pub(super) fn leaves_key(&self, row: &Row) -> bool {
+        row.thin.key.is_some() && self.destinations[row.dest].route.as_ref().is_some_and(|r| r.on_exhausted == OnExhausted::Skip)
+    }
+}
+
+/// Ids that left memory while a read was on its way: what that read says about them is out of date.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    ids: HashMap<i64, bool>,
+    order: VecDeque<(u64, i64)>,
+}
+
+impl Recent {
+    pub(super) fn add(&mut self, id: i64, delivered: bool, reads_issued: u64) {
+        self.ids.insert(id, delivered);
+        self.order.push_back((reads_issued, id));
+    }
+
+    pub(super) fn contains(&self, id: i64) -> bool {
+        self.ids.contains_key(&id)
+    }
+
+    fn was_delivered(&self, id: i64) -> bool {
+        self.ids.get(&id) == Some(&true)
+    }
+
+    /// Forgets what no outstanding read can have seen: everything that left before the oldest of them was issued.
+    pub(super) fn prune(&mut self, oldest_outstanding: u64) {
+        while let Some((issued, id)) = self.order.front().copied()
+            && issued < oldest_outstanding
+        {
+            self.order.pop_front();
+            self.ids.remove(&id);
+        }
+    }
+}

@@ -1,0 +1,615 @@
+//! Which rows to read next.
+//!
+//! One *fast lane* (forward, due, key, destination and change reads, one at a time) and one *slow lane* (sweeps).
+//! The forward read goes up from each house's mark. Ids commit out of order, so the near sweep reads recent ids below the
+//! mark again, and the full sweep reads everything: whatever a hint or a cursor misses, a sweep finds.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use super::engine::{Engine, Event, HouseState};
+use super::ordering::Found;
+use crate::store::{House, KeyHash, Mark, Poll, Thin};
+use crate::{Error, RelaySettings};
+
+/// First wait after a read that found something, or after a hint.
+const EAGER: Duration = Duration::from_millis(2);
+
+/// How far back the near sweep reaches.
+const NEAR: Duration = Duration::from_secs(10);
+
+/// Followers read at a time per key.
+const PER_KEY: u32 = 128;
+
+/// Rows read per house at least, however many houses are busy.
+const PER_HOUSE_LEAST: u32 = 16;
+
+/// A full sweep may take at most one part in this many of the time.
+const SWEEP_SHARE: u32 = 50;
+
+/// Due rows seen by a poll are read at most this often, in case all of them are rows that can't go.
+const DUE_AGAIN: Duration = Duration::from_millis(200);
+
+/// Before every time there is (the year 1, in microseconds): a cursor that has passed nothing.
+const BEFORE_ALL: (i64, i64) = (-62_135_596_800_000_000, 0);
+
+#[derive(Debug)]
+pub(super) struct Reading {
+    /// Counts reads, so that what left memory meanwhile can be told from what a read saw.
+    pub(super) issued: u64,
+    fast: Option<u64>,
+    slow: Option<u64>,
+    /// After an error, nothing is read before this.
+    after: Instant,
+    failures: u32,
+    turn: usize,
+    next_poll: Instant,
+    /// Something was committed since the last poll was issued.
+    woken: bool,
+    interval: Duration,
+    /// Number of the last completed poll that found nothing new.
+    pub(super) completed_poll: u64,
+    due_at: Option<Instant>,
+    due_read_at: Instant,
+    due_cursor: (i64, i64),
+    /// Changes known, and changes seen in the last poll.
+    changes: Option<i64>,
+    changes_seen: i64,
+    near_at: Instant,
+    full_at: Instant,
+    sweep: Option<Sweep>,
+}
+
+/// A sweep under way: what is left of it, page by page.
+#[derive(Debug)]
+struct Sweep {
+    full: bool,
+    /// (mark, epoch) per house that isn't finished.
+    left: Vec<(Mark, i64)>,
+    took: Duration,
+}
+
+impl Reading {
+    pub(super) fn new(now: Instant, settings: &RelaySettings) -> Self {
+        Self {
+            issued: 0,
+            fast: None,
+            slow: None,
+            after: now,
+            failures: 0,
+            turn: 0,
+            next_poll: now,
+            woken: false,
+            interval: EAGER,
+            completed_poll: 0,
+            due_at: None,
+            due_read_at: now,
+            due_cursor: BEFORE_ALL,
+            changes: None,
+            changes_seen: 0,
+            near_at: now + settings.near_sweep,
+            full_at: now + settings.full_sweep,
+            sweep: None,
+        }
+    }
+
+    /// Something was committed.
+    pub(super) fn poll_now(&mut self) {
+        self.next_poll = Instant::now();
+        self.woken = true;
+    }
+
+    /// Something was published whose commit can't be seen: poll from 2 ms upwards.
+    pub(super) fn hinted(&mut self) {
+        self.interval = EAGER;
+    }
+
+    /// Houses were taken: read them from the start, due rows too.
+    pub(super) fn gained(&mut self) {
+        self.poll_now();
+        self.interval = EAGER;
+        self.due_at = Some(Instant::now());
+        self.due_cursor = BEFORE_ALL;
+    }
+
+    /// A row becomes due at `at`.
+    pub(super) fn due_by(&mut self, at: Instant) {
+        self.due_at = Some(self.due_at.map_or(at, |known| known.min(at)));
+    }
+
+    pub(super) fn is_idle(&self, now: Instant) -> bool {
+        self.fast.is_none()
+            && self.due_at.is_none_or(|at| at > now || self.due_read_at + DUE_AGAIN > now)
+            && self.changes.is_none_or(|known| known >= self.changes_seen)
+    }
+
+    fn issue(&mut self) -> u64 {
+        self.issued += 1;
+        self.issued
+    }
+
+    fn oldest_outstanding(&self) -> u64 {
+        self.fast.unwrap_or(u64::MAX).min(self.slow.unwrap_or(u64::MAX))
+    }
+}
+
+/// (house, epoch, cursor) of a read, to recognise a house that was lost and came back meanwhile.
+type Asked = Vec<(House, i64, i64)>;
+
+impl Engine {
+    /// Rows that may be in memory before reading stops.
+    fn has_room(&self) -> bool {
+        self.rows.len() < self.shared.settings.batch as usize * 4
+    }
+
+    fn readable(&self) -> impl Iterator<Item = (House, &HouseState)> {
+        self.houses.iter().filter(|(_, h)| !h.draining).map(|(house, h)| (*house, h))
+    }
+
+    fn excluded(&self) -> Vec<String> {
+        self.destinations.iter().filter(|d| d.lag.is_some()).map(|d| d.name.clone()).collect()
+    }
+
+    /// Starts the reads that are wanted now.
+    pub(super) fn read(&mut self, now: Instant) {
+        self.recent.prune(self.reading.oldest_outstanding());
+        if self.readable().next().is_none() {
+            return;
+        }
+        if now < self.reading.after {
+            self.wake_by(self.reading.after);
+            return;
+        }
+        if self.reading.fast.is_none() {
+            // Each kind gets its turn, so that none starves the others.
+            for _ in 0..5 {
+                self.reading.turn = (self.reading.turn + 1) % 5;
+                let started = match self.reading.turn {
+                    0 => self.read_changes(),
+                    1 => self.read_keys(),
+                    2 => self.read_due(now),
+                    3 => self.read_destination(now),
+                    _ => self.poll(now),
+                };
+                if started {
+                    break;
+                }
+            }
+        }
+        if self.reading.slow.is_none() {
+            self.sweep(now);
+        }
+    }
+
+    fn poll(&mut self, now: Instant) -> bool {
+        if now < self.reading.next_poll {
+            self.wake_by(self.reading.next_poll);
+            return false;
+        }
+        if !self.has_room() {
+            return false;
+        }
+        // With nothing in memory the forward read reaches back as far as the near sweep and replaces it.
+        let reach_back = self.rows.is_empty() && !self.readable().any(|(_, h)| h.busy);
+        let asked: Asked = self
+            .readable()
+            .map(|(house, h)| (house, h.epoch, if reach_back { h.floor() } else { h.mark }))
+            .collect();
+        // Shared out among the houses that were cut off last time, so that a backlog in a few of them is read in large steps.
+        let busy = self.readable().filter(|(_, h)| h.busy).count().max(asked.len() / 8).max(1) as u32;
+        let batch = self.shared.settings.batch;
+        let limit = (batch / busy).max(PER_HOUSE_LEAST.min(batch));
+        // A destination that lags starts, in every house, where this read leaves it out for the first time.
+        let marks: Vec<(House, i64)> = self.readable().map(|(house, h)| (house, h.mark)).collect();
+        for d in &mut self.destinations {
+            if let Some(cursors) = &mut d.lag {
+                for (house, mark) in &marks {
+                    cursors.entry(*house).or_insert(*mark);
+                }
+            }
+        }
+        if reach_back {
+            self.reading.near_at = now + self.shared.settings.near_sweep;
+        }
+        let excluded = self.excluded();
+        let seq = self.reading.issue();
+        self.reading.fast = Some(seq);
+        self.reading.woken = false;
+        let store = self.store.clone();
+        self.io.spawn(async move {
+            let marks = marks_of(&asked);
+            let result = store.poll(&marks, limit, &excluded).await;
+            Event::Polled { seq, asked, limit, result }
+        });
+        true
+    }
+
+    fn read_due(&mut self, now: Instant) -> bool {
+        let Some(at) = self.reading.due_at else { return false };
+        if now < at {
+            self.wake_by(at);
+            return false;
+        }
+        if !self.has_room() {
+            return false;
+        }
+        let houses: Vec<House> = self.readable().map(|(house, _)| house).collect();
+        let (after, limit) = (self.reading.due_cursor, self.shared.settings.batch.min(500));
+        let excluded: Vec<String> =
+            self.destinations.iter().filter(|d| d.lag.is_some() && !d.has_room()).map(|d| d.name.clone()).collect();
+        let seq = self.reading.issue();
+        self.reading.fast = Some(seq);
+        self.reading.due_read_at = now;
+        self.reading.due_at = None;
+        let store = self.store.clone();
+        self.io.spawn(async move {
+            let result = store.due(&houses, after, limit, &excluded).await;
+            Event::Due { limit, result }
+        });
+        true
+    }
+
+    fn read_keys(&mut self) -> bool {
+        if self.key_reads.is_empty() || !self.has_room() {
+            return false;
+        }
+        let keys: Vec<(House, KeyHash)> = self.key_reads.iter().take(200).cloned().collect();
+        for key in &keys {
+            self.key_reads.remove(key);
+        }
+        let seq = self.reading.issue();
+        self.reading.fast = Some(seq);
+        let store = self.store.clone();
+        self.io.spawn(async move {
+            let result = store.of_keys(&keys, PER_KEY).await;
+            Event::OfKeys { keys, limit: PER_KEY, result }
+        });
+        true
+    }
+
+    fn read_destination(&mut self, now: Instant) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let Some(dest) = self.destinations.iter().position(|d| d.wants_rows(now)) else { return false };
+        let marks: Vec<(House, i64, i64)> = self.readable().map(|(house, h)| (house, h.epoch, h.mark)).collect();
+        let d = &mut self.destinations[dest];
+        let name = d.name.clone();
+        let Some(cursors) = &mut d.lag else { return false };
+        let asked: Asked = marks.iter().map(|(house, epoch, mark)| (*house, *epoch, *cursors.entry(*house).or_insert(*mark))).collect();
+        let limit = (self.shared.settings.batch.min(1_000) / asked.len().max(1) as u32).max(4);
+        let seq = self.reading.issue();
+        self.reading.fast = Some(seq);
+        let store = self.store.clone();
+        self.io.spawn(async move {
+            let marks = marks_of(&asked);
+            let result = store.of_destination(&marks, &name, limit).await;
+            Event::OfDestination { dest, asked, limit, result }
+        });
+        true
+    }
+
+    fn read_changes(&mut self) -> bool {
+        let (Some(known), upto) = (self.reading.changes, self.reading.changes_seen) else { return false };
+        if known >= upto {
+            return false;
+        }
+        let seq = self.reading.issue();
+        self.reading.fast = Some(seq);
+        let store = self.store.clone();
+        self.io.spawn(async move {
+            let result = store.changes(known).await;
+            Event::Changes { upto, result }
+        });
+        true
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        if !self.has_room() {
+            return;
+        }
+        if self.reading.sweep.is_none() {
+            let full = now >= self.reading.full_at;
+            if !full && (now < self.reading.near_at || self.rows.is_empty()) {
+                let next = self.reading.full_at.min(if self.rows.is_empty() { self.reading.full_at } else { self.reading.near_at });
+                self.wake_by(next);
+                return;
+            }
+            if full {
+                // Rows whose log row was missing get another look.
+                let missing: Vec<i64> = self.rows.iter().filter(|(_, r)| r.state == super::engine::State::Missing).map(|(id, _)| *id).collect();
+                for id in missing {
+                    if let Some(key) = self.rows.get(&id).and_then(|r| r.key.clone()) {
+                        self.key_set_back(&key, id);
+                    }
+                    self.forget(id);
+                }
+            }
+            let left = self
+                .readable()
+                .map(|(house, h)| (Mark { house, after: if full { 0 } else { h.floor() }, upto: h.mark }, h.epoch))
+                .filter(|(mark, _)| mark.after < mark.upto)
+                .collect();
+            self.reading.near_at = now + self.shared.settings.near_sweep;
+            self.reading.sweep = Some(Sweep { full, left, took: Duration::ZERO });
+        }
+        let houses: HashSet<(House, i64)> = self.readable().map(|(house, h)| (house, h.epoch)).collect();
+        let Some(sweep) = &mut self.reading.sweep else { return };
+        sweep.left.retain(|(mark, epoch)| houses.contains(&(mark.house, *epoch)));
+        if sweep.left.is_empty() {
+            let (full, took) = (sweep.full, sweep.took);
+            self.reading.sweep = None;
+            if full {
+                self.reading.full_at = now + self.shared.settings.full_sweep.max(took * SWEEP_SHARE);
+                let mut stats = self.shared.stats();
+                stats.full_sweep = Some(took);
+                stats.pass("full sweep");
+            } else {
+                self.reading.near_at = now + self.shared.settings.near_sweep.max(took * SWEEP_SHARE);
+            }
+            self.wake_by(self.reading.near_at.min(self.reading.full_at));
+            return;
+        }
+        let marks: Vec<Mark> = sweep.left.iter().map(|(mark, _)| *mark).collect();
+        let limit = (self.shared.settings.batch / marks.len() as u32).max(PER_HOUSE_LEAST);
+        let excluded = self.excluded();
+        let seq = self.reading.issue();
+        self.reading.slow = Some(seq);
+        let store = self.store.clone();
+        self.io.spawn(async move {
+            let started = Instant::now();
+            let result = store.sweep(&marks, limit, &excluded).await;
+            Event::Swept { limit, took: started.elapsed(), result }
+        });
+    }
+
+    pub(super) fn on_read(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Polled { seq, asked, limit, result } => {
+                self.reading.fast = None;
+                if let Some(poll) = self.read_result(now, result) {
+                    self.on_polled(seq, &asked, limit, poll, now);
+                }
+            }
+            Event::Due { limit, result } => {
+                self.reading.fast = None;
+                match self.read_result(now, result) {
+                    Some(page) => {
+                        let full_page = page.rows.len() as u32 >= limit;
+                        self.reading.due_cursor = match page.rows.last() {
+                            Some(last) if full_page => (last.due.unwrap_or(0), last.id),
+                            _ => BEFORE_ALL,
+                        };
+                        for thin in page.rows {
+                            self.admit(thin, Found::Behind);
+                        }
+                        if full_page {
+                            self.reading.due_by(now);
+                        } else {
+                            for h in self.houses.values_mut() {
+                                h.due_read = true;
+                                h.settle();
+                            }
+                            if let Some(next) = page.next_due {
+                                self.reading.due_by(now + Duration::from_micros(next.max(0) as u64));
+                            }
+                        }
+                    }
+                    None => self.reading.due_by(now),
+                }
+            }
+            Event::OfKeys { keys, limit, result } => {
+                self.reading.fast = None;
+                match self.read_result(now, result) {
+                    Some(rows) => {
+                        let mut count = std::collections::HashMap::new();
+                        for thin in rows {
+                            let key = thin.key.clone().map(|k| (thin.house, k));
+                            self.admit(thin, Found::Behind);
+                            if let Some(key) = key {
+                                *count.entry(key).or_insert(0) += 1;
+                            }
+                        }
+                        // A key whose rows all went meanwhile but had more behind them.
+                        for (key, n) in count {
+                            if n >= limit && !self.keys.contains_key(&key) {
+                                self.key_reads.insert(key);
+                            }
+                        }
+                    }
+                    None => self.key_reads.extend(keys),
+                }
+            }
+            Event::OfDestination { dest, asked, limit, result } => {
+                self.reading.fast = None;
+                if let Some(rows) = self.read_result(now, result) {
+                    self.on_destination_read(dest, &asked, limit, rows);
+                }
+            }
+            Event::Changes { upto, result } => {
+                self.reading.fast = None;
+                if let Some(changes) = self.read_result(now, result) {
+                    self.reading.changes = Some(upto);
+                    for change in changes {
+                        if self.rows.get(&change.id).is_some_and(|r| r.state == super::engine::State::Waiting) {
+                            if let Some(key) = self.rows.get(&change.id).and_then(|r| r.key.clone()) {
+                                self.key_set_back(&key, change.id);
+                            }
+                            self.forget(change.id);
+                        }
+                        if let Some(key) = change.key
+                            && self.houses.contains_key(&change.house)
+                        {
+                            self.key_reads.insert((change.house, key));
+                        }
+                    }
+                    self.reading.due_by(now);
+                }
+            }
+            Event::Swept { limit, took, result } => {
+                self.reading.slow = None;
+                if let Some(rows) = self.read_result(now, result) {
+                    let mut last: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
+                    for thin in &rows {
+                        let entry = last.entry(thin.house).or_insert((0, 0));
+                        *entry = (entry.0 + 1, thin.id);
+                    }
+                    if let Some(sweep) = &mut self.reading.sweep {
+                        sweep.took += took;
+                        sweep.left.retain_mut(|(mark, _)| match last.get(&mark.house) {
+                            Some((n, id)) if *n >= limit => {
+                                mark.after = *id;
+                                true
+                            }
+                            _ => false,
+                        });
+                    }
+                    for thin in rows {
+                        self.admit(thin, Found::Behind);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes success or failure of a read.
+    fn read_result<T>(&mut self, now: Instant, result: Result<T, Error>) -> Option<T> {
+        match result {
+            Ok(value) => {
+                if self.reading.failures > 0 {
+                    self.reading.failures = 0;
+                    self.shared.stats().database_error = None;
+                    tracing::info!("reading works again");
+                }
+                Some(value)
+            }
+            Err(e) => {
+                self.reading.failures += 1;
+                // Never a spin: at least 50 ms, at most 5 s.
+                let wait = (Duration::from_millis(50) * 2u32.pow(self.reading.failures.min(7) - 1)).min(Duration::from_secs(5));
+                self.reading.after = now + wait.mul_f64(0.75 + 0.5 * fastrand::f64());
+                self.database_failed(&e);
+                tracing::warn!(error = %e, again_in = ?wait, "could not read pending messages");
+                None
+            }
+        }
+    }
+
+    pub(super) fn database_failed(&self, e: &Error) {
+        let mut stats = self.shared.stats();
+        stats.database_errors += 1;
+        stats.database_error = Some(e.to_string());
+    }
+
+    fn on_polled(&mut self, seq: u64, asked: &Asked, limit: u32, poll: Poll, now: Instant) {
+        let mut seen: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
+        for thin in &poll.rows {
+            let entry = seen.entry(thin.house).or_insert((0, 0));
+            *entry = (entry.0 + 1, thin.id);
+        }
+        let mut found_new = false;
+        for thin in poll.rows {
+            found_new |= self.admit(thin, Found::Ahead);
+        }
+        let epochs: std::collections::HashMap<House, i64> = asked.iter().map(|(house, epoch, _)| (*house, *epoch)).collect();
+        let mut cut_off = false;
+        let mut next_due: Option<i64> = None;
+        for found in &poll.houses {
+            next_due = [next_due, found.next_due].into_iter().flatten().min();
+            let Some(h) = self.houses.get_mut(&found.house) else { continue };
+            // Lost and taken again meanwhile: its new life starts from 0.
+            if epochs.get(&found.house) != Some(&h.epoch) {
+                continue;
+            }
+            let read_to = match seen.get(&found.house) {
+                Some((n, last)) if *n >= limit => {
+                    h.busy = true;
+                    cut_off = true;
+                    *last
+                }
+                _ => {
+                    h.busy = false;
+                    h.polled_out = true;
+                    h.settle();
+                    found.max_id
+                }
+            };
+            h.advance(read_to, now);
+        }
+        if let Some(next) = next_due {
+            let at = if next > 0 { now + Duration::from_micros(next as u64) } else { self.reading.due_read_at + DUE_AGAIN };
+            self.reading.due_by(at);
+        }
+        match self.reading.changes {
+            None => self.reading.changes = Some(poll.changes),
+            Some(_) => {}
+        }
+        self.reading.changes_seen = self.reading.changes_seen.max(poll.changes);
+        self.reading.interval = if found_new { EAGER } else { (self.reading.interval * 2).min(self.shared.settings.idle_poll) };
+        self.reading.next_poll = if cut_off || self.reading.woken { now } else { now + self.reading.interval };
+        if !found_new && !cut_off {
+            self.reading.completed_poll = seq;
+        }
+        self.shared.stats().pass("forward read");
+    }
+
+    fn on_destination_read(&mut self, dest: usize, asked: &Asked, limit: u32, rows: Vec<Thin>) {
+        let mut seen: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
+        for thin in &rows {
+            let entry = seen.entry(thin.house).or_insert((0, 0));
+            *entry = (entry.0 + 1, thin.id);
+        }
+        let current: HashSet<(House, i64)> = self.houses.iter().map(|(house, h)| (*house, h.epoch)).collect();
+        let mut caught_up = true;
+        if let Some(cursors) = &mut self.destinations[dest].lag {
+            for (house, epoch, after) in asked {
+                if !current.contains(&(*house, *epoch)) {
+                    continue;
+                }
+                let (n, last) = seen.get(house).copied().unwrap_or((0, *after));
+                caught_up &= n < limit;
+                // What admit refuses below pulls the cursor back.
+                cursors.insert(*house, last.max(*after));
+            }
+        }
+        let before: Option<std::collections::HashMap<House, i64>> = self.destinations[dest].lag.clone();
+        for thin in rows {
+            self.admit(thin, Found::Behind);
+        }
+        if caught_up && self.destinations[dest].lag == before && !self.destinations[dest].is_down() {
+            self.destinations[dest].lag = None;
+        }
+    }
+}
+
+fn marks_of(asked: &Asked) -> Vec<Mark> {
+    asked.iter().map(|(house, _, after)| Mark { house: *house, after: *after, upto: i64::MAX }).collect()
+}
+
+impl HouseState {
+    /// Where the near sweep starts: the mark as it was a while ago.
+    fn floor(&self) -> i64 {
+        self.marks.front().map_or(self.mark, |(_, mark)| *mark)
+    }
+
+    /// All of it has been seen once: what comes now was not in flight when the last owner died.
+    fn settle(&mut self) {
+        if self.polled_out && self.due_read {
+            self.suspect = false;
+            self.window.clear();
+        }
+    }
+
+    fn advance(&mut self, to: i64, now: Instant) {
+        self.mark = self.mark.max(to);
+        if self.marks.back().is_none_or(|(at, _)| now.saturating_duration_since(*at) >= Duration::from_secs(1)) {
+            self.marks.push_back((now, self.mark));
+        }
+        // Keep one entry that is older than the reach.
+        while self.marks.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= NEAR) {
+            self.marks.pop_front();
+        }
+    }
+}
