@@ -1,4 +1,1 @@
-//! Integration tests, one module per behaviour.
-
-#[cfg(all(feature = "http", feature = "testing"))]
-mod http;
+mod mysql;
