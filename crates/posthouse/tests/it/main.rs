@@ -1,1 +1,10 @@
+//! Integration tests, one module per behaviour.
+
+#[cfg(all(feature = "http", feature = "testing"))]
+mod http;
+#[cfg(all(feature = "mysql", feature = "relay"))]
 mod mysql;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod relay;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod support;

@@ -162,12 +162,18 @@ impl TestDb for Sqlite {
 /// `on_all_databases!(a, b)` makes the tests `postgres::a`, `mysql::a`, `sqlite::a`, … of the generic functions `a`, `b`.
 macro_rules! on_all_databases {
     ($($(#[$meta:meta])* $name:ident),+ $(,)?) => {
-        mod postgres { $( $(#[$meta])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { super::$name::<crate::support::Postgres>().await } )+ }
-        mod mysql { $( $(#[$meta])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { super::$name::<crate::support::MySql>().await } )+ }
-        mod sqlite { $( $(#[$meta])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { super::$name::<crate::support::Sqlite>().await } )+ }
+        mod postgres { $( $(#[$meta])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { crate::support::bounded(super::$name::<crate::support::Postgres>()).await } )+ }
+        mod mysql { $( $(#[$meta])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { crate::support::bounded(super::$name::<crate::support::MySql>()).await } )+ }
+        mod sqlite { $( $(#[$meta])* #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { crate::support::bounded(super::$name::<crate::support::Sqlite>()).await } )+ }
     };
 }
 pub(crate) use on_all_databases;
+
+/// No test hangs: this bounds each as a whole.
+pub(crate) async fn bounded(test: impl Future<Output = ()>) {
+    let limit = Duration::from_secs(120) * scale() as u32;
+    tokio::time::timeout(limit, test).await.unwrap_or_else(|_| panic!("the test did not end within {limit:?}"));
+}
 
 /// Waits until the condition holds; panics with `what` after the deadline.
 pub(crate) async fn wait_for(what: &str, deadline: Duration, mut condition: impl AsyncFnMut() -> bool) {

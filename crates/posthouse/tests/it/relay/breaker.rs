@@ -1,0 +1,113 @@
+//! Destinations that are down: no attempts, no losses, no harm to others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use posthouse::transport::{Delivery, from_fn};
+use posthouse::{BreakerState, Message, Relay, Route};
+
+use super::{Log, Recorder, quick};
+use crate::support::{SOON, TestDb, messages, on_all_databases, pending, wait_for};
+
+on_all_databases!(
+    one_message_goes_out_by_itself_after_an_outage,
+    backlog_of_a_dead_destination_stays_in_the_database_and_drains_in_order,
+    rows_held_by_a_breaker_go_to_another_instance,
+    rate_limit_spaces_sends,
+);
+
+/// L5, L16: one message only, no new traffic, no attempt counted.
+async fn one_message_goes_out_by_itself_after_an_outage<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let (up, tries) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (u, t) = (up.clone(), tries.clone());
+    let transport = from_fn(move |d: Delivery| {
+        t.fetch_add(1, Ordering::SeqCst);
+        let up = u.load(Ordering::SeqCst);
+        async move { if up { d.delivered() } else { d.unavailable("connection refused") } }
+    });
+    let relay = Relay::builder(&outbox).settings(quick()).transport("test", transport).start().await.unwrap();
+    outbox.publish_alone(Message::to("test:a").max_attempts(1)).await.unwrap();
+    wait_for("several probes", SOON, async || tries.load(Ordering::SeqCst) >= 3).await;
+    let row = messages(&**relay.store()).await.remove(0);
+    assert_eq!((row.status.as_str(), row.attempts), ("PENDING", 0));
+    wait_for("the breaker shows", SOON, async || {
+        relay.stats().destinations.get("test:a").is_some_and(|d| matches!(d.breaker, BreakerState::Open(_)) && d.last_error.is_some())
+    })
+    .await;
+    up.store(true, Ordering::SeqCst);
+    wait_for("delivery", SOON, async || pending::<T>(&outbox).await == 0).await;
+    assert_eq!(relay.stats().delivered, 1);
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+async fn backlog_of_a_dead_destination_stays_in_the_database_and_drains_in_order<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let (up, log) = (Arc::new(AtomicBool::new(true)), Log::default());
+    let (u, l) = (up.clone(), log.clone());
+    let transport = from_fn(move |d: Delivery| {
+        let up = u.load(Ordering::SeqCst);
+        if up {
+            l.add(&d);
+        }
+        async move { if up { d.delivered() } else { d.unavailable("down") } }
+    });
+    let relay = Relay::builder(&outbox).settings(quick()).transport("test", transport).start().await.unwrap();
+    outbox.publish_alone(Message::to("test:a").key(0).payload("0")).await.unwrap();
+    log.wait_len(1).await;
+    up.store(false, Ordering::SeqCst);
+    let n = 3_000;
+    let mut tx = outbox.begin().await.unwrap();
+    outbox.publish_many(&mut tx, (1..n).map(|i| Message::to("test:a").key(i % 50).payload(i.to_string()))).await.unwrap();
+    tx.commit().await.unwrap();
+    wait_for("the outage is noticed", SOON, async || relay.stats().unavailable > 0).await;
+    // Whatever it holds in memory is little, though 3 000 wait.
+    wait_for("memory is let go", SOON, async || relay.stats().in_memory < 200).await;
+    outbox.publish_alone(Message::to("test:a").key(0).payload(n.to_string())).await.unwrap();
+    up.store(true, Ordering::SeqCst);
+    log.wait_len(n + 1).await;
+    relay.drain_once().await;
+    assert_eq!(log.order_violations(), 0);
+    assert_eq!((log.len(), log.distinct()), (n + 1, n + 1));
+    let rows = messages(&**relay.store()).await;
+    assert!(rows.iter().all(|m| m.attempts == 0), "no attempts while it was down");
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// L6: what one instance holds back for a dead destination, another sends when the first is gone.
+async fn rows_held_by_a_breaker_go_to_another_instance<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let dead = from_fn(|d: Delivery| async move { d.unavailable("no way from here") });
+    let first = Relay::builder(&outbox).settings(quick()).transport("test", dead).start().await.unwrap();
+    for i in 0..20 {
+        outbox.publish_alone(Message::to("test:a").payload(i.to_string())).await.unwrap();
+    }
+    wait_for("held", SOON, async || first.stats().unavailable > 0).await;
+    drop(first); // Dies without a word.
+    let log = Log::default();
+    let second = Relay::builder(&outbox).settings(quick()).transport("test", Recorder(log.clone())).start().await.unwrap();
+    log.wait_len(20).await;
+    assert_eq!(log.distinct(), 20);
+    second.shutdown(Duration::from_secs(5)).await;
+}
+
+async fn rate_limit_spaces_sends<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let log = Log::default();
+    let relay = Relay::builder(&outbox)
+        .settings(quick())
+        .transport("test", Recorder(log.clone()))
+        .route("slow", Route::to("test:a").rate(20.0))
+        .start()
+        .await
+        .unwrap();
+    let started = std::time::Instant::now();
+    let mut tx = outbox.begin().await.unwrap();
+    outbox.publish_many(&mut tx, (0..30).map(|_| Message::to("slow"))).await.unwrap();
+    tx.commit().await.unwrap();
+    log.wait_len(30).await;
+    // The bucket starts with one token: 29 intervals of 50 ms.
+    assert!(started.elapsed() >= Duration::from_millis(1_400), "{:?}", started.elapsed());
+    relay.shutdown(Duration::from_secs(5)).await;
+}

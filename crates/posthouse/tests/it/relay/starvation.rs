@@ -1,0 +1,151 @@
+//! Nothing that fails or stalls keeps the others waiting.
+
+use std::time::{Duration, Instant};
+
+use posthouse::transport::{Delivery, from_fn};
+use posthouse::{Message, Relay, Retry, Route};
+
+use super::{Log, Recorder, quick};
+use crate::support::{SOON, TestDb, on_all_databases, scale, wait_for};
+
+on_all_databases!(
+    failing_rows_do_not_starve_a_good_one,
+    stalled_destination_ahead_of_a_healthy_one,
+    memory_is_bounded_in_bytes,
+    huge_backlog_drains_with_bounded_memory,
+);
+
+/// P1: 1 000 failing rows older than one good row; the good one leaves in under a second (bound: wide).
+async fn failing_rows_do_not_starve_a_good_one<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let log = Log::default();
+    let l = log.clone();
+    let transport = from_fn(move |d: Delivery| {
+        let good = d.message().payload == b"good";
+        if good {
+            l.add(&d);
+        }
+        async move { if good { d.delivered() } else { d.retry("bad", None) } }
+    });
+    let mut settings = quick();
+    settings.default_route.retry = Retry::new(10_000, Duration::from_millis(50), Duration::from_millis(200));
+    let relay = Relay::builder(&outbox).settings(settings).transport("test", transport).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    outbox.publish_many(&mut tx, (0..1_000).map(|_| Message::to("test:a").payload("bad"))).await.unwrap();
+    tx.commit().await.unwrap();
+    wait_for("all have failed once", SOON, async || relay.stats().retried >= 1_000).await;
+    let started = Instant::now();
+    outbox.publish_alone(Message::to("test:a").payload("good")).await.unwrap();
+    log.wait_len(1).await;
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// P7: many rows of a destination that takes nothing, older than those of a healthy one.
+async fn stalled_destination_ahead_of_a_healthy_one<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let n = 20_000 * scale();
+    for _ in 0..n / 2_000 {
+        let mut tx = outbox.begin().await.unwrap();
+        outbox.publish_many(&mut tx, (0..2_000).map(|_| Message::to("stalled:a").payload(vec![b'x'; 200]))).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    let log = Log::default();
+    let stalled = from_fn(|d: Delivery| async move {
+        std::future::pending::<()>().await;
+        drop(d);
+    });
+    let mut settings = quick();
+    settings.lease = Duration::from_secs(40);
+    settings.send_timeout = Duration::from_secs(30);
+    let relay = Relay::builder(&outbox)
+        .settings(settings)
+        .transport("stalled", stalled)
+        .transport("test", Recorder(log.clone()))
+        .start()
+        .await
+        .unwrap();
+    for i in 0..50 {
+        outbox.publish_alone(Message::to("test:a").payload(i.to_string())).await.unwrap();
+        log.wait_len(i + 1).await;
+    }
+    let held = relay.stats().in_memory;
+    assert!(held < 1_000, "{held} rows in memory");
+    // The stall ends with the process: what is in flight is given up.
+    relay.shutdown(Duration::from_millis(100)).await;
+}
+
+async fn memory_is_bounded_in_bytes<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let (n, size) = (60, 300_000);
+    for _ in 0..n {
+        outbox.publish_alone(Message::to("test:a").payload(vec![b'x'; size])).await.unwrap();
+    }
+    // One message larger than the whole budget still goes.
+    outbox.publish_alone(Message::to("test:a").payload(vec![b'x'; 2 << 20])).await.unwrap();
+    let log = Log::default();
+    let l = log.clone();
+    let transport = from_fn(move |d: Delivery| {
+        let log = l.clone();
+        async move {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            log.add(&d);
+            d.delivered();
+        }
+    });
+    let mut settings = quick();
+    settings.memory = 1 << 20;
+    let relay = Relay::builder(&outbox).settings(settings).transport("test", transport).start().await.unwrap();
+    let mut most = 0;
+    wait_for("all", SOON, async || {
+        most = most.max(relay.stats().bytes);
+        log.len() == n + 1
+    })
+    .await;
+    assert!(most <= (2 << 20) + 1_000, "{most} bytes");
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// P6, P11, scaled: a backlog larger than memory may hold.
+async fn huge_backlog_drains_with_bounded_memory<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let n = 30_000 * scale();
+    for chunk in 0..n / 2_000 {
+        let mut tx = outbox.begin().await.unwrap();
+        let ids = chunk * 2_000..(chunk + 1) * 2_000;
+        let due = Duration::from_millis(1);
+        let messages = ids.map(|i| {
+            let m = Message::to("test:a").payload(i.to_string());
+            // A third keyed, a third due long ago, a third plain.
+            match i % 3 {
+                0 => m.key(i % 100),
+                1 => m.deliver_in(due),
+                _ => m,
+            }
+        });
+        outbox.publish_many(&mut tx, messages).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    let log = Log::default();
+    let mut settings = quick();
+    settings.batch = 500;
+    let relay = Relay::builder(&outbox)
+        .settings(settings)
+        .transport("test", Recorder(log.clone()))
+        .route("test:a", Route::to("test:a").concurrency(200))
+        .start()
+        .await
+        .unwrap();
+    let mut most = 0;
+    wait_for("all", SOON * 3 * scale() as u32, async || {
+        most = most.max(relay.stats().in_memory);
+        log.len() >= n
+    })
+    .await;
+    relay.drain_once().await;
+    assert_eq!((log.len(), log.distinct()), (n, n));
+    assert_eq!(log.order_violations(), 0);
+    // Four batches, and what one read more brings.
+    assert!(most <= 500 * 4 + 2_000, "{most} rows in memory");
+    relay.shutdown(Duration::from_secs(5)).await;
+}
