@@ -299,6 +299,12 @@ async fn upkeep_makes_partitions_for_ids_that_ran_ahead_and_steps_back_from_a_bu
     let free = store.upkeep().await.unwrap();
     assert_eq!((free.created, free.ahead), (10, Some(40)));
     assert_eq!(store.upkeep().await.unwrap().created, 0);
+    // Far beyond the last partition: upkeep sees the next id before a row has it.
+    db.pool.execute("ALTER TABLE posthouse_message AUTO_INCREMENT = 9007199254740993").await.unwrap();
+    assert!(outbox.publish_alone(Message::to("a")).await.is_err(), "no partition for it yet");
+    let jumped = store.upkeep().await.unwrap();
+    assert_eq!((jumped.created, jumped.ahead), (41, Some(40)));
+    outbox.publish_alone(Message::to("a")).await.unwrap();
     db.done().await;
 }
 

@@ -776,3 +776,83 @@ impl Store for MySqlStore {
         Box::pin(std::future::pending())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sqlx::mysql::MySqlConnectOptions;
+
+    use super::*;
+    use crate::{Message, Outbox};
+
+    /// Every statement of the relay finds the rows of {pending} and the log through the index that it names, without sorting:
+    /// a scan would cost more with every message, and lock rows that others have just written.
+    #[tokio::test]
+    async fn every_read_and_outcome_is_served_by_its_index() {
+        // Needs a server, which the other unit tests don't; `scripts/test` names one.
+        let Ok(url) = std::env::var("POSTHOUSE_TEST_MYSQL_URL") else { return };
+        let options: MySqlConnectOptions = url.parse().unwrap();
+        let database = format!("plans_{:016x}", fastrand::u64(..));
+        let server = MySqlPoolOptions::new().connect_with(options.clone()).await.unwrap();
+        server.execute(AssertSqlSafe(format!("CREATE DATABASE {database}"))).await.unwrap();
+        let outbox = Outbox::new(MySqlPoolOptions::new().connect_with(options.database(&database)).await.unwrap());
+        outbox.migrate().await.unwrap();
+        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30));
+
+        let arms = |arm| store.union(arm, 4, 2);
+        let union = [
+            (POLL_ARM, &["1", "0", "'a'", "'b'", "10"][..], "PRIMARY"),
+            (SWEEP_ARM, &["1", "0", "1000", "'a'", "'b'", "10"], "PRIMARY"),
+            (DUE_ARM, &["1", "5", "5", "6", "'a'", "'b'", "10"], "pending_due"),
+            (KEY_ARM, &["1", "7", "10"], "pending_key"),
+            (DESTINATION_ARM, &["1", "0", "'a'", "10"], "PRIMARY"),
+            (PEEK_ARM, &["1", "1", "0", "1", "1"], ""),
+            (NEXT_DUE_ARM, &["1"], ""),
+        ];
+        let batch = "'[[1,1,0],[2,2,0],[3,3,0]]'";
+        let single = [
+            (&store.sql.delivered, &[batch][..], "PRIMARY"),
+            (&store.sql.hold, &[batch], "PRIMARY"),
+            (&store.sql.claim, &[batch, "'me'", "5"], "PRIMARY"),
+            (&store.sql.setback, &["'[[1,1,1,0,null,0,\"x\"]]'"], "PRIMARY"),
+            (&store.sql.load, &["'[1,2,3]'"], "PRIMARY"),
+        ];
+        let mut statements: Vec<(String, &[&str], &str)> = Vec::new();
+        statements.extend(union.iter().map(|(arm, values, index)| (arms(arm).as_str().to_owned(), *values, *index)));
+        statements.extend(single.iter().map(|(sql, values, index)| (sql.as_str().to_owned(), *values, *index)));
+
+        // With a handful of rows and with many: the optimizer decides by numbers, and must not here.
+        for more in [3, 3000] {
+            let mut tx = outbox.begin().await.unwrap();
+            let messages = (0..more).map(|n| Message::to("x").key(n % 7).payload("y"));
+            outbox.publish_many(&mut tx, messages).await.unwrap();
+            tx.commit().await.unwrap();
+            for (sql, values, index) in &statements {
+                let mut literal = String::from("EXPLAIN ");
+                let mut values = values.iter().cycle();
+                for (n, part) in sql.split('?').enumerate() {
+                    literal.push_str(if n == 0 { "" } else { values.next().unwrap() });
+                    literal.push_str(part);
+                }
+                let plan = sqlx::raw_sql(AssertSqlSafe(literal.clone())).fetch_all(outbox.pool()).await;
+                let mut found = false;
+                for step in plan.unwrap_or_else(|e| panic!("{e}: {literal}")) {
+                    let column = |name: &str| {
+                        let bytes = step.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
+                        String::from_utf8(bytes).unwrap()
+                    };
+                    let (table, how, key, extra) = (column("table"), column("type"), column("key"), column("Extra"));
+                    let seen = format!("{table} {how} {key} {extra}: {literal}");
+                    assert!(!extra.contains("filesort"), "{seen}");
+                    if ["p", "k", "l"].contains(&table.as_str()) {
+                        assert!(["range", "ref", "eq_ref", "const"].contains(&how.as_str()), "{seen}");
+                        assert_eq!(key, if table == "k" { "pending_key" } else { *index }, "{seen}");
+                        found = true;
+                    }
+                }
+                assert_eq!(found, !index.is_empty(), "{literal}");
+            }
+        }
+        outbox.pool().close().await;
+        server.execute(AssertSqlSafe(format!("DROP DATABASE {database}"))).await.unwrap();
+    }
+}
