@@ -430,6 +430,16 @@ impl Store for MySqlStore {
                     self.tables.name("meta")
                 ))),
                 Some(v) => {
+                    // Statements under READ COMMITTED can't be logged as statements: every write of the relay would fail (1665).
+                    let by_statement: i64 =
+                        sqlx::query_scalar("SELECT CAST(@@log_bin = 1 AND @@binlog_format = 'STATEMENT' AS SIGNED)")
+                            .fetch_one(&mut *c)
+                            .await?;
+                    if by_statement == 1 {
+                        return Err(Error::Schema(
+                            "binlog_format is STATEMENT, which the relay can't work with; set it to ROW or MIXED".into(),
+                        ));
+                    }
                     let houses: i32 = sqlx::query_scalar(self.tables.sql("SELECT houses FROM {meta}")).fetch_one(&mut *c).await?;
                     Ok((v, houses as u16))
                 }
