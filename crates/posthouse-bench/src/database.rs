@@ -52,7 +52,12 @@ pub(crate) trait Rig: Backend {
     /// Runs one statement that takes no values.
     fn execute(outbox: &Outbox<Self>, sql: String) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
     /// A transaction with one row in `orders`, and perhaps one more plain row beside it.
-    fn business(outbox: &Outbox<Self>, tx: &mut Tx<Self>, order: i64, plain: Option<&[u8]>) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    fn business(
+        outbox: &Outbox<Self>,
+        tx: &mut Tx<Self>,
+        order: i64,
+        plain: Option<&[u8]>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
     /// Position in the write-ahead log in bytes, where the database tells.
     fn wal(outbox: &Outbox<Self>) -> impl Future<Output = Option<i64>> + Send;
 }
@@ -70,7 +75,12 @@ macro_rules! common {
             sqlx::query(AssertSqlSafe(one.replace("{t}", &orders))).bind(order).bind("customer").execute(&mut **tx).await?;
             if let Some(payload) = plain {
                 let plain = outbox.tables().name("bench_plain");
-                sqlx::query(AssertSqlSafe(two.replace("{t}", &plain))).bind(order).bind("inventory.deduct").bind(payload).execute(&mut **tx).await?;
+                sqlx::query(AssertSqlSafe(two.replace("{t}", &plain)))
+                    .bind(order)
+                    .bind("inventory.deduct")
+                    .bind(payload)
+                    .execute(&mut **tx)
+                    .await?;
             }
             Ok(())
         }
@@ -126,13 +136,19 @@ impl Rig for sqlx::Postgres {
         );
         let delete = format!("DELETE FROM {pending} p USING unnest($2::bigint[]) AS d(id) WHERE p.house = $1 AND p.id = d.id");
         let mut conn = outbox.pool().acquire().await?;
-        let houses: Vec<i32> =
-            sqlx::query_scalar(AssertSqlSafe(format!("SELECT house FROM {}", outbox.tables().name("house")))).fetch_all(&mut *conn).await?;
+        let houses: Vec<i32> = sqlx::query_scalar(AssertSqlSafe(format!("SELECT house FROM {}", outbox.tables().name("house"))))
+            .fetch_all(&mut *conn)
+            .await?;
         let mut total = 0;
         for house in houses {
             let mut mark = 0i64;
             loop {
-                let rows = sqlx::query(AssertSqlSafe(read.clone())).bind(house).bind(mark).bind(batch as i64).fetch_all(&mut *conn).await?;
+                let rows = sqlx::query(AssertSqlSafe(read.clone()))
+                    .bind(house)
+                    .bind(mark)
+                    .bind(batch as i64)
+                    .fetch_all(&mut *conn)
+                    .await?;
                 let ids: Vec<i64> = rows.iter().map(|r| r.get(1)).collect();
                 let Some(last) = ids.last() else { break };
                 mark = *last;
@@ -157,12 +173,19 @@ macro_rules! raw_marked {
             );
             let mut conn = outbox.pool().acquire().await?;
             let houses: Vec<i32> =
-                sqlx::query_scalar(AssertSqlSafe(format!("SELECT house FROM {}", outbox.tables().name("house")))).fetch_all(&mut *conn).await?;
+                sqlx::query_scalar(AssertSqlSafe(format!("SELECT house FROM {}", outbox.tables().name("house"))))
+                    .fetch_all(&mut *conn)
+                    .await?;
             let mut total = 0;
             for house in houses {
                 let mut mark = 0i64;
                 loop {
-                    let rows = sqlx::query(AssertSqlSafe(read.clone())).bind(house).bind(mark).bind(batch as i64).fetch_all(&mut *conn).await?;
+                    let rows = sqlx::query(AssertSqlSafe(read.clone()))
+                        .bind(house)
+                        .bind(mark)
+                        .bind(batch as i64)
+                        .fetch_all(&mut *conn)
+                        .await?;
                     let ids: Vec<i64> = rows.iter().map(|r| r.get(1)).collect();
                     let Some(last) = ids.last() else { break };
                     mark = *last;

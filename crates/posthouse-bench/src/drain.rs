@@ -44,11 +44,8 @@ async fn drain<DB: Rig>(n: usize, payload: usize, keys: Option<usize>, rounds: u
         fill(&outbox, n, payload, keys).await;
         let before = DB::wal(&outbox).await;
         let started = Instant::now();
-        let relay = Relay::builder(&outbox)
-            .transport("null", Null)
-            .route("bench", Route::to("null:").concurrency(4_000))
-            .start()
-            .await;
+        let relay =
+            Relay::builder(&outbox).transport("null", Null).route("bench", Route::to("null:").concurrency(4_000)).start().await;
         let relay = must("relay", relay);
         relay.drain_once().await;
         let rate = n as f64 / started.elapsed().as_secs_f64();

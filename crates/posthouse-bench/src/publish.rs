@@ -28,7 +28,10 @@ enum Shape {
 async fn measure<DB: Rig>(n: usize, payload: usize, rounds: usize, report: &mut Report) {
     let outbox = DB::fresh().await;
     let (orders, plain) = (outbox.tables().name("bench_orders"), outbox.tables().name("bench_plain"));
-    must("orders", DB::execute(&outbox, format!("CREATE TABLE {orders} (id bigint PRIMARY KEY, customer varchar(100) NOT NULL)")).await);
+    must(
+        "orders",
+        DB::execute(&outbox, format!("CREATE TABLE {orders} (id bigint PRIMARY KEY, customer varchar(100) NOT NULL)")).await,
+    );
     let (serial, bytes) = match DB::KIND {
         Kind::Postgres => ("bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytea"),
         Kind::Mysql => ("bigint AUTO_INCREMENT PRIMARY KEY", "longblob"),

@@ -17,7 +17,8 @@ CREATE TABLE {message} (
     payload      ANY NOT NULL DEFAULT x'' CHECK (typeof(payload) IN ('blob', 'text')),
     content_type TEXT NOT NULL DEFAULT 'application/json'
                  CHECK (length(CAST(content_type AS BLOB)) <= 255 AND instr(CAST(content_type AS BLOB), x'00') = 0),
-    headers      TEXT CHECK (json_valid(headers)),
+    -- json_valid(NULL) is 0 before SQLite 3.41.
+    headers      TEXT CHECK (headers IS NULL OR json_valid(headers)),
     created_at   INTEGER NOT NULL DEFAULT (%NOW%),
     -- Before the year 9999.
     deliver_at   INTEGER CHECK (deliver_at BETWEEN 0 AND 253370764799999),

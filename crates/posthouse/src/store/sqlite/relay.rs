@@ -18,7 +18,7 @@ use crate::store::{
 macro_rules! thin {
     () => {
         "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
-         CASE WHEN p.key_hash IS NOT NULL THEN (SELECT k.id FROM {pending} k WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id \
+         CASE WHEN p.key_hash IS NOT NULL THEN (SELECT k.id FROM {pending} k INDEXED BY {-pending_key} WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id \
               ORDER BY k.id DESC LIMIT 1) END AS before, \
          p.due_at * 1000 AS due"
     };
@@ -38,6 +38,7 @@ macro_rules! not_excluded {
     };
 }
 
+// INDEXED BY: without statistics SQLite prefers the primary key, and would walk the whole pending set for each key.
 // There is one house, so a statement is about one house; callers with more marks run it once for each.
 
 // Plan: a lookup at the end of a range, one at the start of the due index, and one range scan of the primary key.
@@ -63,7 +64,7 @@ const SWEEP: &str = concat!(
     " FROM {pending} p WHERE p.house = ?1 AND p.id > ?2 AND p.id <= ?5 AND ",
     eligible!(),
     not_excluded!(),
-    " AND (p.key_hash IS NULL OR NOT EXISTS (SELECT 1 FROM {pending} k WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id)) \
+    " AND (p.key_hash IS NULL OR NOT EXISTS (SELECT 1 FROM {pending} k INDEXED BY {-pending_key} WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id)) \
       ORDER BY p.id LIMIT ?4"
 );
 
@@ -90,7 +91,7 @@ const NEXT_DUE: &str = concat!(
 const OF_KEY: &str = concat!(
     "SELECT ",
     thin!(),
-    " FROM {pending} p WHERE p.house = ?1 AND p.key_hash = ?2 AND ",
+    " FROM {pending} p INDEXED BY {-pending_key} WHERE p.house = ?1 AND p.key_hash = ?2 AND ",
     eligible!(),
     " ORDER BY p.id LIMIT ?3"
 );
