@@ -18,8 +18,7 @@ const READY_LEAST: usize = 256;
 #[derive(Debug)]
 pub(super) struct Destination {
     pub(super) name: String,
-    /// None: no route and no transport by this name.
-    pub(super) route: Option<Arc<Route>>,
+    pub(super) route: Arc<Route>,
     /// Rows that may go, in order. May hold ids that are no longer in memory.
     pub(super) ready: VecDeque<i64>,
     /// Rows whose content is in memory, in order.
@@ -43,8 +42,8 @@ enum Breaker {
 }
 
 impl Destination {
-    pub(super) fn new(name: String, route: Option<Arc<Route>>, now: Instant) -> Self {
-        let bucket = route.as_ref().and_then(|r| r.rate).map(|rate| Bucket::new(rate, now));
+    pub(super) fn new(name: String, route: Arc<Route>, now: Instant) -> Self {
+        let bucket = route.rate.map(|rate| Bucket::new(rate, now));
         Self {
             name,
             route,
@@ -62,7 +61,7 @@ impl Destination {
     }
 
     pub(super) fn concurrency(&self) -> usize {
-        self.route.as_ref().map_or(1, |r| r.concurrency as usize)
+        self.route.concurrency as usize
     }
 
     /// How many may be in flight at this moment.
@@ -216,7 +215,7 @@ mod tests {
     #[test]
     fn a_down_destination_is_probed_one_at_a_time_less_and_less_often() {
         let now = Instant::now();
-        let mut d = Destination::new("d".into(), Some(Arc::new(Route::to("local:d"))), now);
+        let mut d = Destination::new("d".into(), Arc::new(Route::to("local:d")), now);
         assert_eq!(d.may_send(now), 32);
         assert!(d.down("refused", now));
         assert!(!d.down("refused", now), "reported once");

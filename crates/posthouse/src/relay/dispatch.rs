@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::engine::{Engine, Event, State};
+use super::engine::{Engine, Event, Loaded, State};
 use crate::store::{Attempt, Done, Setback};
 use crate::transport::{Delivery, Outcome, Token, Transport};
 use crate::{Envelope, Error};
@@ -87,7 +87,7 @@ impl Engine {
         });
     }
 
-    pub(super) fn on_loaded(&mut self, ids: &[i64], result: Result<Vec<(i64, Result<Envelope, String>)>, Error>) {
+    pub(super) fn on_loaded(&mut self, ids: &[i64], result: Result<Vec<Loaded>, Error>) {
         self.loads -= 1;
         let mut found: HashMap<i64, Result<Envelope, String>> = match result {
             Ok(found) => found.into_iter().collect(),
@@ -170,8 +170,7 @@ impl Engine {
                 self.enter(id, State::Sending { try_number, started: now });
                 room -= 1;
                 let route = self.destinations[dest].route.clone();
-                let transport = route.as_ref().and_then(|r| self.shared.directory.transport(&r.to)).cloned();
-                let (Some(route), Some(transport)) = (route, transport) else {
+                let Some(transport) = self.shared.directory.transport(&route.to).cloned() else {
                     let error = format!(
                         "no route or transport for destination {:?} here; add [routes.{:?}] or name a configured transport, then requeue",
                         self.destinations[dest].name, self.destinations[dest].name

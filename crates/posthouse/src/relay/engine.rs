@@ -87,6 +87,9 @@ impl HouseState {
     }
 }
 
+/// A row's content, or why it can't be decoded.
+pub(super) type Loaded = (i64, Result<Envelope, String>);
+
 /// What a task of the engine came back with.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -97,7 +100,7 @@ pub(super) enum Event {
     Changes { upto: i64, result: Result<Vec<Change>, Error> },
     Swept { limit: u32, took: Duration, result: Result<Vec<Thin>, Error> },
     Claimed { ids: Vec<i64>, result: Result<Vec<i64>, Error> },
-    Loaded { ids: Vec<i64>, result: Result<Vec<(i64, Result<Envelope, String>)>, Error> },
+    Loaded { ids: Vec<i64>, result: Result<Vec<Loaded>, Error> },
     Delivered { batch: Vec<Done>, result: Result<Vec<i64>, Error> },
     SetBack { batch: Vec<Setback>, result: Result<Vec<i64>, Error> },
 }
@@ -142,6 +145,8 @@ pub(super) struct Engine {
     /// The loop comes round again by this moment.
     timer: Instant,
     stats_at: Instant,
+    /// There were rows in memory when the figures were last published.
+    stats_moving: bool,
     pub(super) in_flight: usize,
 }
 
@@ -192,6 +197,7 @@ pub(super) async fn run(
         drains: Vec::new(),
         timer: now,
         stats_at: now,
+        stats_moving: false,
         in_flight: 0,
         shared: shared.clone(),
     };
@@ -267,9 +273,10 @@ impl Engine {
         }
         self.report_drained();
         self.answer_drains(now);
+        // An idle engine wakes for its own reads, not for this.
         if now >= self.stats_at {
             self.publish_stats(false);
-        } else {
+        } else if self.stats_moving || !self.rows.is_empty() {
             self.wake_by(self.stats_at);
         }
     }
@@ -499,9 +506,6 @@ impl Engine {
             stats.houses = 0;
         }
         drop(stats);
-        // An idle engine wakes for its own reads, not for this.
-        if self.rows.is_empty() {
-            self.stats_at += NAP;
-        }
+        self.stats_moving = !self.rows.is_empty();
     }
 }

@@ -46,13 +46,12 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The route of a destination name; None when it is neither a route name nor an address.
-    fn route(&self, destination: &str) -> Option<Arc<Route>> {
-        if let Some(route) = self.routes.get(destination) {
-            return Some(route.clone());
+    /// The route of a destination name. A name without one is taken as an address; whether there is a transport for it shows when it is sent.
+    fn route(&self, destination: &str) -> Arc<Route> {
+        match self.routes.get(destination) {
+            Some(route) => route.clone(),
+            None => Arc::new(Route { to: destination.to_owned(), ..self.fallback.clone() }),
         }
-        scheme_of(destination).chars().next()?;
-        Some(Arc::new(Route { to: destination.to_owned(), ..self.fallback.clone() }))
     }
 
     fn transport(&self, to: &str) -> Option<&Arc<dyn Transport>> {

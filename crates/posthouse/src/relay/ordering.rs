@@ -50,7 +50,7 @@ impl Engine {
             *cursor = (*cursor).min(thin.id - 1);
             return false;
         }
-        let strict = d.route.as_ref().is_none_or(|r| r.ordering == Ordering::Strict);
+        let strict = d.route.ordering == Ordering::Strict;
         let id = thin.id;
         let key = thin.key.clone().filter(|_| strict).map(|k| (thin.house, k));
         let Some(key) = key else {
@@ -147,7 +147,7 @@ impl Engine {
 
     /// Whether a row that becomes FAILED leaves its key's queue.
     pub(super) fn leaves_key(&self, row: &Row) -> bool {
-        row.thin.key.is_some() && self.destinations[row.dest].route.as_ref().is_some_and(|r| r.on_exhausted == OnExhausted::Skip)
+        row.thin.key.is_some() && self.destinations[row.dest].route.on_exhausted == OnExhausted::Skip
     }
 }
 

@@ -6,7 +6,7 @@ use super::engine::{Engine, Event, State};
 use crate::error::storable;
 use crate::store::{Attempt, Done, Setback};
 use crate::transport::{Answer, Failure, Outcome};
-use crate::{Error, ErrorKind, Retry};
+use crate::{Error, ErrorKind};
 
 /// Error text kept per attempt, in bytes.
 const ERROR_TEXT: usize = 2_000;
@@ -64,7 +64,7 @@ impl Engine {
         let Some(row) = self.rows.get(&id) else { return };
         let d = &mut self.destinations[row.dest];
         d.refused(&failure.error);
-        let retry = d.route.as_ref().map_or_else(Retry::default, |r| r.retry);
+        let retry = d.route.retry;
         let attempts = row.thin.attempts + 1;
         let limit = row.thin.max_attempts.unwrap_or(retry.max_attempts);
         let wait = match again {

@@ -543,10 +543,7 @@ impl Engine {
             let at = if next > 0 { now + Duration::from_micros(next as u64) } else { self.reading.due_read_at + DUE_AGAIN };
             self.reading.due_by(at);
         }
-        match self.reading.changes {
-            None => self.reading.changes = Some(poll.changes),
-            Some(_) => {}
-        }
+        self.reading.changes.get_or_insert(poll.changes);
         self.reading.changes_seen = self.reading.changes_seen.max(poll.changes);
         self.reading.interval = if found_new { EAGER } else { (self.reading.interval * 2).min(self.shared.settings.idle_poll) };
         self.reading.next_poll = if cut_off || self.reading.woken { now } else { now + self.reading.interval };
@@ -604,10 +601,11 @@ impl HouseState {
     }
 
     fn advance(&mut self, to: i64, now: Instant) {
-        self.mark = self.mark.max(to);
+        // Where it stood before: what commits late lies above that.
         if self.marks.back().is_none_or(|(at, _)| now.saturating_duration_since(*at) >= Duration::from_secs(1)) {
             self.marks.push_back((now, self.mark));
         }
+        self.mark = self.mark.max(to);
         // Keep one entry that is older than the reach.
         while self.marks.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= NEAR) {
             self.marks.pop_front();

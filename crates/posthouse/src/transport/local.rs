@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
@@ -36,7 +37,7 @@ impl<E: std::error::Error> From<E> for LocalError {
     }
 }
 
-type Handler = Box<dyn Fn(&Envelope) -> BoxFuture<'static, Result<(), LocalError>> + Send + Sync>;
+type Handler = Arc<dyn Fn(&Envelope) -> BoxFuture<'static, Result<(), LocalError>> + Send + Sync>;
 
 /// The `local` transport: a handler per address.
 #[derive(Default)]
@@ -59,7 +60,7 @@ impl Local {
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<LocalError> + 'static,
     {
-        let handler: Handler = Box::new(move |envelope| match serde_json::from_slice(&envelope.payload) {
+        let handler: Handler = Arc::new(move |envelope| match serde_json::from_slice(&envelope.payload) {
             Ok(message) => {
                 let running = f(message);
                 Box::pin(async move { running.await.map_err(Into::into) })
@@ -76,7 +77,7 @@ impl Local {
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<LocalError> + 'static,
     {
-        let handler: Handler = Box::new(move |envelope| {
+        let handler: Handler = Arc::new(move |envelope| {
             let running = f(envelope.clone());
             Box::pin(async move { running.await.map_err(Into::into) })
         });
@@ -98,8 +99,9 @@ impl Transport for Local {
                     delivery.retry(error, None);
                 }
                 Some(handler) => {
-                    let handled = handler(delivery.message());
+                    let handler = handler.clone();
                     running.spawn(async move {
+                        let handled = handler(delivery.message());
                         let left = delivery.time_left();
                         match tokio::time::timeout(left, handled).await {
                             Ok(Ok(())) => delivery.delivered(),

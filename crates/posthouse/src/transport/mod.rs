@@ -101,10 +101,10 @@ where
     F: Fn(Delivery) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
-    FromFn(f)
+    FromFn(Arc::new(f))
 }
 
-struct FromFn<F>(F);
+struct FromFn<F>(Arc<F>);
 
 impl<F> fmt::Debug for FromFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,10 +118,13 @@ where
     Fut: Future<Output = ()> + Send + 'static,
 {
     fn send(&self, batch: Vec<Delivery>) -> BoxFuture<'_, ()> {
-        let running: Vec<_> = batch.into_iter().map(&self.0).collect();
-        Box::pin(async move {
-            futures_util::future::join_all(running).await;
-        })
+        // A task each: one that panics takes only its own delivery with it, which answers "try again".
+        let mut running = tokio::task::JoinSet::new();
+        for delivery in batch {
+            let f = self.0.clone();
+            running.spawn(async move { f(delivery).await });
+        }
+        Box::pin(async move { while running.join_next().await.is_some() {} })
     }
 }
 
