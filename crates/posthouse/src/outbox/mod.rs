@@ -271,7 +271,7 @@ impl<DB: Backend> Outbox<DB> {
     /// # Errors
     /// [`Error::Invalid`], as [`publish`](Self::publish).
     pub fn insert_statement(&self, message: impl IntoMessage) -> Result<InsertStatement, Error> {
-        Ok(DB::insert_statement(&self.inner.tables, self.check(message)?))
+        DB::insert_statement(&self.inner.tables, self.check(message)?)
     }
 
     fn check(&self, message: impl IntoMessage) -> Result<Checked, Error> {

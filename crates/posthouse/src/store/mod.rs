@@ -143,7 +143,7 @@ pub trait Backend: sqlx::Database + private::Sealed {
     const BEGIN: &'static str;
     /// Statement text for other drivers.
     #[doc(hidden)]
-    fn insert_statement(tables: &Tables, message: Checked) -> InsertStatement;
+    fn insert_statement(tables: &Tables, message: Checked) -> Result<InsertStatement, Error>;
     /// Writes messages on the caller's connection; a dedup key that was used before leaves its message out.
     #[doc(hidden)]
     fn insert<'c>(

@@ -49,7 +49,7 @@ impl Backend for Postgres {
     const DEFAULT_SCHEMA: Option<&'static str> = Some("public");
     const BEGIN: &'static str = "BEGIN";
 
-    fn insert_statement(tables: &Tables, m: Checked) -> InsertStatement {
+    fn insert_statement(tables: &Tables, m: Checked) -> Result<InsertStatement, Error> {
         let (at, after) = due(m.due);
         let mut params = vec![
             Param::Text(Some(m.id.to_string())),
@@ -70,7 +70,7 @@ impl Backend for Postgres {
             }
             None => INSERT,
         };
-        InsertStatement { sql: tables.text(template), params, message_id: m.id }
+        Ok(InsertStatement { sql: tables.text(template), params, message_id: m.id })
     }
 
     async fn insert<'c>(conn: &'c mut PgConnection, tables: &'c Tables, mut messages: Vec<Checked>) -> Result<(), Error> {

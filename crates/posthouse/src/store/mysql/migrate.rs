@@ -1,0 +1,259 @@
+//! Creating the tables and the partitions ahead.
+//!
+//! DDL commits by itself, so a migration is a row of steps that each change nothing when done already; the row with the
+//! version is written last, and an interrupted migration goes on where it stopped.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use sqlx::{AssertSqlSafe, Executor, MySqlConnection, MySqlPool};
+
+use super::number;
+use crate::store::{SCHEMA_VERSION, Tables};
+use crate::{Error, ErrorKind};
+
+/// Ids per partition of the log.
+pub(crate) const PARTITION_SIZE: i64 = 4_000_000;
+
+/// Partitions kept ready ahead of the newest id.
+const PARTITIONS_AHEAD: i64 = 32;
+
+/// How many are made beyond that, so that the log is seldom altered.
+const PARTITIONS_SPARE: i64 = 8;
+
+/// How long migration keeps trying.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const FIRST: &str = include_str!("0001_first.sql");
+
+/// Ends a statement of [`FIRST`].
+const END: &str = "-- ;;";
+
+// Error numbers.
+const NO_SUCH_DATABASE: u16 = 1049;
+const NO_SUCH_TABLE: u16 = 1146;
+const LOCK_WAIT_TIMEOUT: u16 = 1205;
+const ROUTINE_EXISTS: u16 = 1304;
+const TRIGGER_EXISTS: u16 = 1359;
+const UNSAFE_ROUTINE: u16 = 1418;
+const NEEDS_SUPER: u16 = 1419;
+const PARTITION_EXISTS: u16 = 1517;
+
+/// A statement, and the function or trigger that it makes.
+struct Step {
+    makes: Option<(&'static str, String)>,
+    sql: String,
+}
+
+fn steps(tables: &Tables, houses: u16) -> Vec<Step> {
+    let mut rows = String::new();
+    for house in 0..houses {
+        let _ = write!(rows, "{}({house})", if house == 0 { "" } else { ", " });
+    }
+    let partitions: Vec<String> = (0..=PARTITIONS_AHEAD + PARTITIONS_SPARE).map(partition).collect();
+    let text = FIRST
+        .replace("%HOUSE_ROWS%", &rows)
+        .replace("%HOUSES%", &houses.to_string())
+        .replace("%PARTITIONS%", &partitions.join(", "));
+    let mut out = vec![Step { makes: None, sql: String::new() }];
+    for line in text.lines() {
+        if let Some(next) = line.strip_prefix(END) {
+            let makes = match next.trim().split_once(' ') {
+                Some(("function", name)) => Some(("function", name.to_owned())),
+                Some(("trigger", name)) => Some(("trigger", name.to_owned())),
+                _ => None,
+            };
+            out.push(Step { makes, sql: String::new() });
+        } else if let Some(step) = out.last_mut() {
+            step.sql.push_str(line);
+            step.sql.push('\n');
+        }
+    }
+    for step in &mut out {
+        step.sql = tables.text(step.sql.trim_end());
+    }
+    out
+}
+
+fn partition(number: i64) -> String {
+    format!("PARTITION p{number:07} VALUES LESS THAN ({})", (number + 1) * PARTITION_SIZE)
+}
+
+pub(crate) fn text(tables: &Tables, houses: u16) -> String {
+    steps(tables, houses).into_iter().fold(String::new(), |out, step| out + &step.sql + ";\n\n")
+}
+
+pub(crate) async fn migrate(pool: &MySqlPool, tables: &Tables, houses: u16) -> Result<(), Error> {
+    let mut conn = pool.acquire().await?;
+    // Its session is changed below, and closing it gives back the lock in every case.
+    conn.close_on_drop();
+    if version(&mut conn, tables).await?.is_some_and(|v| v >= SCHEMA_VERSION) {
+        return Ok(());
+    }
+    // Functions and triggers keep the sql_mode of the session that made them, so theirs doesn't depend on the server's.
+    sqlx::raw_sql("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', lock_wait_timeout = 1")
+        .execute(&mut *conn)
+        .await?;
+    let seconds = i64::try_from(PATIENCE.as_secs()).unwrap_or(60);
+    // Lock names have at most 64 characters, and are of the whole server.
+    let locked: Option<i64> =
+        sqlx::query_scalar("SELECT GET_LOCK(CONCAT('posthouse ', MD5(CONCAT(COALESCE(?, DATABASE()), '.', ?))), ?)")
+            .bind(tables.schema())
+            .bind(tables.prefix())
+            .bind(seconds)
+            .fetch_one(&mut *conn)
+            .await?;
+    if locked != Some(1) {
+        return Err(Error::Schema(format!("another process has been migrating {} for {PATIENCE:?}", tables.name("meta"))));
+    }
+    if version(&mut conn, tables).await?.is_some_and(|v| v >= SCHEMA_VERSION) {
+        return Ok(());
+    }
+    if let Some(schema) = tables.schema() {
+        // An IF NOT EXISTS still needs the CREATE privilege, so it is only asked for where the database is missing.
+        let exists: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = ?")
+            .bind(schema)
+            .fetch_one(&mut *conn)
+            .await?;
+        if exists == 0 {
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE IF NOT EXISTS `{schema}`"))).execute(&mut *conn).await?;
+        }
+    }
+    let started = Instant::now();
+    for step in steps(tables, houses) {
+        if let Some((kind, name)) = &step.makes
+            && exists(&mut conn, tables, kind, name).await?
+        {
+            continue;
+        }
+        loop {
+            match conn.execute(sqlx::raw_sql(AssertSqlSafe(step.sql.clone()))).await {
+                Ok(_) => break,
+                // Made where information_schema doesn't show it to this account.
+                Err(e) if matches!(number(&e), Some(ROUTINE_EXISTS | TRIGGER_EXISTS)) => break,
+                Err(e) if matches!(number(&e), Some(UNSAFE_ROUTINE | NEEDS_SUPER)) => {
+                    return Err(Error::Schema(format!(
+                        "this account may not create functions and triggers while the binary log is on; either run \
+                         SET GLOBAL log_bin_trust_function_creators = 1, or migrate with an account that has SUPER ({e})"
+                    )));
+                }
+                Err(e) => {
+                    let e = Error::from(e);
+                    if e.kind() != ErrorKind::Conflict || started.elapsed() > PATIENCE {
+                        return Err(e);
+                    }
+                    tracing::info!(holdup = %e, "migration waits");
+                    tokio::time::sleep(Duration::from_millis(100 + fastrand::u64(0..200))).await;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn exists(conn: &mut MySqlConnection, tables: &Tables, kind: &str, name: &str) -> Result<bool, Error> {
+    let sql = if kind == "trigger" {
+        "SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = COALESCE(?, DATABASE()) AND TRIGGER_NAME = ?"
+    } else {
+        "SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA = COALESCE(?, DATABASE()) AND ROUTINE_NAME = ?"
+    };
+    let found: i64 =
+        sqlx::query_scalar(sql).bind(tables.schema()).bind(format!("{}{name}", tables.prefix())).fetch_one(conn).await?;
+    Ok(found > 0)
+}
+
+/// The version in the database; None when there are no tables, or not all of them yet.
+pub(super) async fn version(conn: &mut MySqlConnection, tables: &Tables) -> Result<Option<i32>, Error> {
+    match sqlx::query_scalar(tables.sql("SELECT schema_version FROM {meta}")).fetch_optional(conn).await {
+        Ok(version) => Ok(version),
+        Err(e) if matches!(number(&e), Some(NO_SUCH_TABLE | NO_SUCH_DATABASE)) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The number of the newest id's partition, and the numbers of all partitions, ascending.
+#[cfg(feature = "relay")]
+async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
+    // Not information_schema.TABLES.AUTO_INCREMENT, which MySQL caches for a day.
+    let last: Option<i64> = sqlx::query_scalar(tables.sql("SELECT MAX(id) FROM {message}")).fetch_one(&mut *conn).await?;
+    let names: Vec<Option<Vec<u8>>> = sqlx::query_scalar(
+        "SELECT CAST(PARTITION_NAME AS BINARY) FROM information_schema.PARTITIONS \
+          WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? ORDER BY PARTITION_ORDINAL_POSITION",
+    )
+    .bind(tables.schema())
+    .bind(format!("{}message", tables.prefix()))
+    .fetch_all(conn)
+    .await?;
+    let parts: Vec<i64> =
+        names.into_iter().flatten().filter_map(|n| std::str::from_utf8(&n).ok()?.strip_prefix('p')?.parse().ok()).collect();
+    // Only old partitions are ever dropped, so the newest id is nowhere below the first.
+    let current = (last.unwrap_or(0) / PARTITION_SIZE).max(parts.first().copied().unwrap_or(0));
+    Ok((current, parts))
+}
+
+/// One round of making partitions at the end; a lock that isn't free within a second is left for the next round.
+#[cfg(feature = "relay")]
+pub(super) async fn upkeep(conn: &mut MySqlConnection, tables: &Tables) -> Result<(u32, u32), Error> {
+    let (current, parts) = ahead(conn, tables).await?;
+    let last = parts.last().copied().unwrap_or(current - 1);
+    let ready = u32::try_from(last - current).unwrap_or(0);
+    if i64::from(ready) >= PARTITIONS_AHEAD {
+        return Ok((0, ready));
+    }
+    let wanted: Vec<String> = (last + 1..=current + PARTITIONS_AHEAD + PARTITIONS_SPARE).map(partition).collect();
+    // Waiting for the table's lock holds up publishers, so for no longer than the shortest time MySQL knows.
+    sqlx::raw_sql("SET SESSION lock_wait_timeout = 1").execute(&mut *conn).await?;
+    let alter = tables.sql(&format!("ALTER TABLE {{message}} ADD PARTITION ({})", wanted.join(", ")));
+    let result = conn.execute(sqlx::raw_sql(alter)).await;
+    sqlx::raw_sql("SET SESSION lock_wait_timeout = DEFAULT").execute(&mut *conn).await?;
+    match result {
+        Ok(_) => Ok((wanted.len() as u32, ready + wanted.len() as u32)),
+        // Somebody holds the table, or another instance has just made them.
+        Err(e) if matches!(number(&e), Some(LOCK_WAIT_TIMEOUT | PARTITION_EXISTS)) => Ok((0, ready)),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Changes the number of houses under one lock that waits for every publishing transaction and blocks new ones.
+#[cfg(feature = "relay")]
+pub(super) async fn resize(conn: &mut MySqlConnection, tables: &Tables, houses: u16, lock_wait: u64) -> Result<u64, Error> {
+    use sqlx::Connection;
+
+    sqlx::raw_sql("SET SESSION innodb_lock_wait_timeout = 30").execute(&mut *conn).await?;
+    let mut tx = conn.begin().await?;
+    let houses = i32::from(houses);
+    // In the same order as operator actions, so that the two wait for each other instead of deadlocking.
+    sqlx::raw_sql(tables.sql("UPDATE {changes} SET changes = changes + 1")).execute(&mut *tx).await?;
+    sqlx::query(tables.sql("UPDATE {meta} SET houses = ?")).bind(houses).execute(&mut *tx).await?;
+    let mut moved = 0;
+    for log in ["message", "kept"] {
+        moved += sqlx::query(tables.sql(&format!(
+            "UPDATE {{pending}} p STRAIGHT_JOIN {{{log}}} l ON l.id = p.id \
+                SET p.house = {{hash}}(l.destination, l.message_key, l.message_id) % ?, p.version = p.version + 1"
+        )))
+        .bind(houses)
+        .execute(&mut *tx)
+        .await?
+        .rows_affected();
+    }
+    // Rows without a log row keep their place modulo the new number, so that they stay visible to their owner's alarm.
+    sqlx::query(tables.sql("UPDATE {pending} SET house = ((house % ?) + ?) % ? WHERE house >= ? OR house < 0"))
+        .bind(houses)
+        .bind(houses)
+        .bind(houses)
+        .bind(houses)
+        .execute(&mut *tx)
+        .await?;
+    // Epochs never restart, even when a house goes and comes back: all move above the highest there was.
+    let epoch: i64 =
+        sqlx::query_scalar(tables.sql("SELECT COALESCE(MAX(epoch), 0) + 1 FROM {house}")).fetch_one(&mut *tx).await?;
+    sqlx::query(tables.sql("UPDATE {house} SET owner = NULL, epoch = ?")).bind(epoch).execute(&mut *tx).await?;
+    sqlx::query(tables.sql("DELETE FROM {house} WHERE house >= ?")).bind(houses).execute(&mut *tx).await?;
+    let rows: Vec<String> = (0..houses).map(|house| format!("({house}, {epoch})")).collect();
+    sqlx::raw_sql(tables.sql(&format!("INSERT IGNORE INTO {{house}} (house, epoch) VALUES {}", rows.join(", "))))
+        .execute(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("SET SESSION innodb_lock_wait_timeout = {lock_wait}"))).execute(conn).await?;
+    Ok(moved)
+}

@@ -1,0 +1,745 @@
+//! Membership, reads and outcomes.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use sqlx::mysql::{MySqlArguments, MySqlPoolOptions, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool, Row, SqlSafeStr, SqlStr};
+
+use crate::Error;
+use crate::message::{Envelope, Headers, MessageId};
+use crate::store::{
+    Action, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail, MessageFilter,
+    MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+};
+
+/// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
+/// may read a later snapshot than the statement: it then misses rows that are delivered by now, and sees lower ones that came
+/// later, so that what it answers is never less than what the statement's own snapshot would have.
+macro_rules! thin {
+    () => {
+        "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
+         CASE WHEN p.key_hash IS NULL OR p.id = (SELECT k.id FROM {pending} k FORCE INDEX (pending_key) \
+              WHERE k.house = p.house AND k.key_hash = p.key_hash ORDER BY k.id LIMIT 1) \
+              THEN NULL ELSE {before}(p.house, p.key_hash, p.id) END AS before_id, \
+         TIMESTAMPDIFF(MICROSECOND, '1970-01-01', p.due_at) AS due"
+    };
+}
+
+/// In every read of the relay.
+macro_rules! eligible {
+    () => {
+        "p.status <> 'FAILED' AND (p.due_at IS NULL OR p.due_at <= UTC_TIMESTAMP(6))"
+    };
+}
+
+// MariaDB has no LATERAL, and a join with a list of houses would use only the first column of the index. So each house has an
+// arm of its own, with constants, joined by UNION ALL. %EXCLUDED% becomes a list of destinations.
+
+// Plan: two lookups at the ends of index ranges, then one range scan of the primary key.
+const POLL_ARM: &str = concat!(
+    "(SELECT CAST(? AS SIGNED) AS house, COALESCE((SELECT MAX(p.id) FROM {pending} p WHERE p.house = ? AND p.id > ?), ?) AS id, \
+             NULL AS destination, NULL AS key_hash, 0 AS size, 0 AS attempts, 0 AS claims, 0 AS version, NULL AS max_attempts, \
+             (SELECT changes FROM {changes} WHERE one = 1) AS before_id, \
+             (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(p.due_at)) FROM {pending} p \
+               WHERE p.house = ? AND p.due_at > '1000-01-01' AND p.due_at < '9999-01-01') AS due) \
+     UNION ALL (SELECT ",
+    thin!(),
+    " FROM {pending} p FORCE INDEX (PRIMARY) WHERE p.house = ? AND p.id > ? AND ",
+    eligible!(),
+    "%EXCLUDED% ORDER BY p.id LIMIT ?)"
+);
+
+// Plan: one range scan of the primary key; a lookup in (house, key_hash, id) for keyed rows. `before` is NULL for all of them.
+const SWEEP_ARM: &str = concat!(
+    "(SELECT p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
+             NULL AS before_id, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', p.due_at) AS due \
+        FROM {pending} p FORCE INDEX (PRIMARY) WHERE p.house = ? AND p.id > ? AND p.id <= ? AND ",
+    eligible!(),
+    "%EXCLUDED% AND (p.key_hash IS NULL OR p.id = (SELECT k.id FROM {pending} k FORCE INDEX (pending_key) \
+          WHERE k.house = p.house AND k.key_hash = p.key_hash ORDER BY k.id LIMIT 1)) ORDER BY p.id LIMIT ?)"
+);
+
+// Plan: one range scan of (house, due_at, id). A comparison of pairs would not be a range.
+const DUE_ARM: &str = concat!(
+    "(SELECT ",
+    thin!(),
+    " FROM {pending} p FORCE INDEX (pending_due) WHERE p.house = ? \
+        AND p.due_at >= TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL ? MICROSECOND AND p.due_at <= UTC_TIMESTAMP(6) \
+        AND (p.due_at > TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL ? MICROSECOND OR p.id > ?) AND p.status <> 'FAILED'\
+        %EXCLUDED% ORDER BY p.due_at, p.id LIMIT ?)"
+);
+
+// Plan: one lookup at the start of a range of (house, due_at, id).
+const NEXT_DUE_ARM: &str = "(SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(p.due_at)) AS due FROM {pending} p \
+     WHERE p.house = ? AND p.due_at > UTC_TIMESTAMP(6) AND p.due_at < '9999-01-01')";
+
+// Plan: one range scan of (house, key_hash, id).
+const KEY_ARM: &str = concat!(
+    "(SELECT ",
+    thin!(),
+    " FROM {pending} p FORCE INDEX (pending_key) WHERE p.house = ? AND p.key_hash = ? AND ",
+    eligible!(),
+    " ORDER BY p.id LIMIT ?)"
+);
+
+// Plan: one range scan of the primary key, filtered.
+const DESTINATION_ARM: &str = concat!(
+    "(SELECT ",
+    thin!(),
+    " FROM {pending} p FORCE INDEX (PRIMARY) WHERE p.house = ? AND p.id > ? AND ",
+    eligible!(),
+    " AND p.destination = ? ORDER BY p.id LIMIT ?)"
+);
+
+/// Arms per statement; more houses or keys take several statements.
+const ARMS: usize = 64;
+
+// Plan: per id one lookup of the primary key, which also finds the partition.
+const LOAD: &str = "SELECT l.id, l.message_id, l.type, l.destination, l.message_key, l.payload, l.content_type, l.headers, \
+     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.created_at) AS created \
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) d STRAIGHT_JOIN {%LOG%} l FORCE INDEX (PRIMARY) ON l.id = d.id";
+
+/// The rows of a batch as a table: one statement text for every size of batch, and a lookup of the primary key per row
+/// whatever the statistics say.
+macro_rules! batch {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', id BIGINT PATH '$[1]', version INT PATH '$[2]')) d \
+         STRAIGHT_JOIN {pending} p FORCE INDEX (PRIMARY) ON p.house = d.house AND p.id = d.id AND p.version = d.version"
+    };
+}
+
+const DELIVERED: &str = concat!("DELETE p FROM ", batch!());
+
+/// Locks what is still there at the version that was read, and tells what that is.
+const HOLD: &str = concat!("SELECT p.house, p.id, p.version FROM ", batch!(), " FOR UPDATE");
+
+const RECEIPT: &str = "INSERT INTO {receipt} (house, instance, low, ids, versions) \
+     SELECT d.house, ?, d.low, d.ids, d.versions FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', low BIGINT PATH '$[1]', \
+         ids MEDIUMTEXT PATH '$[2]', versions MEDIUMTEXT PATH '$[3]')) d";
+
+const SETBACK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', id BIGINT PATH '$[1]', attempts INT PATH '$[2]', \
+         claims INT PATH '$[3]', wait BIGINT PATH '$[4]', leave_key INT PATH '$[5]', error MEDIUMTEXT PATH '$[6]')) d \
+     STRAIGHT_JOIN {pending} p FORCE INDEX (PRIMARY) ON p.house = d.house AND p.id = d.id \
+     SET p.status = CASE WHEN d.wait IS NULL THEN 'FAILED' ELSE 'PENDING' END, p.attempts = d.attempts, p.claims = d.claims, \
+         p.due_at = CASE WHEN d.wait IS NULL THEN TIMESTAMP'9999-12-31 00:00:00.000000' ELSE UTC_TIMESTAMP(6) + INTERVAL d.wait MICROSECOND END, \
+         p.key_hash = CASE WHEN d.leave_key = 1 THEN NULL ELSE p.key_hash END, p.owner = NULL, p.version = p.version + 1, \
+         p.last_error = d.error, p.updated_at = UTC_TIMESTAMP(6)";
+
+const ATTEMPTS: &str = "INSERT INTO {attempt} (row_id, attempt, instance, outcome, error, response, took_ms) \
+     SELECT d.id, d.attempts, ?, d.outcome, d.error, d.response, d.took FROM JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$[0]', \
+         attempts INT PATH '$[1]', outcome VARCHAR(10) PATH '$[2]', error MEDIUMTEXT PATH '$[3]', response MEDIUMTEXT PATH '$[4]', \
+         took INT PATH '$[5]')) d";
+
+const CLAIM: &str = concat!(
+    "UPDATE ",
+    batch!(),
+    " SET p.status = 'SENDING', p.claims = p.claims + 1, p.version = p.version + 1, p.owner = ?, \
+      p.due_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, p.updated_at = UTC_TIMESTAMP(6)"
+);
+
+// A lease that ran out is never renewed. The clock is read when the statement starts, so waiting only shortens a lease.
+const RENEW: &str = "UPDATE {instance} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND \
+     WHERE instance = ? AND lease_until > UTC_TIMESTAMP(6)";
+
+const MEMBERS: &str = "SELECT h.house, h.owner AS name, h.epoch AS number FROM {house} h \
+     UNION ALL \
+     SELECT NULL, i.instance, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), i.lease_until) FROM {instance} i \
+      WHERE i.lease_until > UTC_TIMESTAMP(6)";
+
+const FREE: &str = "SELECT f.house, f.epoch + 1, CAST(f.owner IS NOT NULL AS SIGNED) FROM {house} f \
+     WHERE (f.owner IS NULL OR NOT EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > UTC_TIMESTAMP(6))) \
+       AND EXISTS (SELECT 1 FROM {instance} me WHERE me.instance = ? AND me.lease_until > UTC_TIMESTAMP(6)) \
+     ORDER BY f.house LIMIT ? FOR UPDATE SKIP LOCKED";
+
+/// MySQL or MariaDB as a relay sees it, on connections of its own: one reserved for the lease, four for work.
+#[derive(Debug)]
+pub(crate) struct MySqlStore {
+    lease: MySqlPool,
+    work: MySqlPool,
+    pub(super) tables: Tables,
+    deadline: Duration,
+    sql: Statements,
+    /// Statements of many arms, by template, arms and excluded destinations.
+    unions: Mutex<HashMap<(&'static str, usize, usize), SqlStr>>,
+}
+
+#[derive(Debug)]
+struct Statements {
+    load: SqlStr,
+    load_kept: SqlStr,
+    delivered: SqlStr,
+    hold: SqlStr,
+    receipt: SqlStr,
+    setback: SqlStr,
+    attempts: SqlStr,
+    claim: SqlStr,
+    renew: SqlStr,
+    members: SqlStr,
+    free: SqlStr,
+}
+
+/// Connections for reads and outcomes: forward read, sweep, load, outcome.
+const WORK_CONNECTIONS: u32 = 4;
+
+impl MySqlStore {
+    pub(crate) fn new(pool: &MySqlPool, tables: &Tables, deadline: Duration) -> Self {
+        // Whatever the application's connections are set to, these send and understand UTF-8.
+        let options = (*pool.connect_options()).clone().charset("utf8mb4");
+        let session = AssertSqlSafe(session(deadline)).into_sql_str();
+        // A ping per acquire would double the round trips; a broken connection is found by its next call and closed.
+        let own = |n| {
+            let session = session.clone();
+            MySqlPoolOptions::new()
+                .max_connections(n)
+                .acquire_timeout(deadline)
+                .test_before_acquire(false)
+                .idle_timeout(None)
+                .after_connect(move |conn, _| {
+                    let session = session.clone();
+                    Box::pin(async move {
+                        conn.execute(sqlx::raw_sql(session)).await?;
+                        Ok(())
+                    })
+                })
+                .connect_lazy_with(options.clone())
+        };
+        let sql = |template| tables.sql(template);
+        Self {
+            lease: own(1),
+            work: own(WORK_CONNECTIONS),
+            tables: tables.clone(),
+            deadline,
+            sql: Statements {
+                load: sql(&LOAD.replace("%LOG%", "message")),
+                load_kept: sql(&LOAD.replace("%LOG%", "kept")),
+                delivered: sql(DELIVERED),
+                hold: sql(HOLD),
+                receipt: sql(RECEIPT),
+                setback: sql(SETBACK),
+                attempts: sql(ATTEMPTS),
+                claim: sql(CLAIM),
+                renew: sql(RENEW),
+                members: sql(MEMBERS),
+                free: sql(FREE),
+            },
+            unions: Mutex::default(),
+        }
+    }
+
+    /// `arm` once per house or key, with room for `excluded` destinations in each.
+    fn union(&self, arm: &'static str, arms: usize, excluded: usize) -> SqlStr {
+        // Nothing panics while the lock is held, so a poisoned map is as good as any.
+        let mut unions = self.unions.lock().unwrap_or_else(PoisonError::into_inner);
+        unions.entry((arm, arms, excluded)).or_insert_with(|| union_text(&self.tables, arm, arms, excluded)).clone()
+    }
+}
+
+fn union_text(tables: &Tables, arm: &str, arms: usize, excluded: usize) -> SqlStr {
+    let list = match excluded {
+        0 => String::new(),
+        n => format!(" AND p.destination NOT IN ({})", vec!["?"; n].join(", ")),
+    };
+    let arm = tables.text(&arm.replace("%EXCLUDED%", &list));
+    AssertSqlSafe(vec![arm; arms].join(" UNION ALL ")).into_sql_str()
+}
+
+/// What the relay's sessions are set to. READ COMMITTED: no gap locks, and every statement sees what is committed by then.
+/// The server gives up waiting for a row when nobody waits for the answer any more.
+fn session(deadline: Duration) -> String {
+    format!(
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+         SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, innodb_lock_wait_timeout = {}",
+        lock_wait(deadline)
+    )
+}
+
+pub(super) fn lock_wait(deadline: Duration) -> u64 {
+    deadline.as_secs().clamp(1, 50)
+}
+
+fn micros(d: Duration) -> i64 {
+    i64::try_from(d.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// An integer of whatever width the server made of the expression.
+pub(super) fn int(row: &MySqlRow, column: usize) -> Result<i64, sqlx::Error> {
+    row.try_get(column)
+}
+
+/// Text out of a column of bytes or characters; what isn't UTF-8 in it becomes U+FFFD.
+pub(super) fn text(row: &MySqlRow, column: usize) -> Result<String, sqlx::Error> {
+    Ok(text_or_null(row, column)?.unwrap_or_default())
+}
+
+pub(super) fn text_or_null(row: &MySqlRow, column: usize) -> Result<Option<String>, sqlx::Error> {
+    Ok(row.try_get::<Option<Vec<u8>>, _>(column)?.map(|b| match String::from_utf8(b) {
+        Ok(text) => text,
+        Err(e) => String::from_utf8_lossy(e.as_bytes()).into_owned(),
+    }))
+}
+
+fn count(row: &MySqlRow, column: usize) -> Result<u32, sqlx::Error> {
+    Ok(u32::try_from(int(row, column)?).unwrap_or(0))
+}
+
+fn house(row: &MySqlRow, column: usize) -> Result<House, sqlx::Error> {
+    Ok(House(row.try_get(column)?))
+}
+
+fn thin(row: &MySqlRow) -> Result<Thin, sqlx::Error> {
+    Ok(Thin {
+        house: house(row, 0)?,
+        id: int(row, 1)?,
+        destination: text(row, 2)?,
+        key: row.try_get::<Option<i64>, _>(3)?.map(KeyHash::number),
+        size: count(row, 4)?,
+        attempts: count(row, 5)?,
+        claims: count(row, 6)?,
+        version: row.try_get(7)?,
+        max_attempts: row.try_get::<Option<i32>, _>(8)?.map(|n| n.max(1) as u32),
+        before: row.try_get(9)?,
+        due: row.try_get(10)?,
+    })
+}
+
+/// A union's arms come in no promised order.
+fn thins(rows: &[MySqlRow]) -> Result<Vec<Thin>, Error> {
+    let mut out = rows.iter().map(thin).collect::<Result<Vec<_>, _>>()?;
+    out.sort_unstable_by_key(|t| (t.house, t.id));
+    Ok(out)
+}
+
+/// A list of destinations with as many entries as a power of two, so that few statement texts exist; the last is repeated.
+fn padded(excluded: &[String]) -> Vec<&[u8]> {
+    let mut out: Vec<&[u8]> = excluded.iter().map(String::as_bytes).collect();
+    if let Some(last) = out.last().copied() {
+        out.resize(out.len().next_power_of_two(), last);
+    }
+    out
+}
+
+type Statement<'q> = Query<'q, MySql, MySqlArguments>;
+
+fn bind_all<'q>(mut query: Statement<'q>, values: &[&[u8]]) -> Statement<'q> {
+    for value in values {
+        query = query.bind(value.to_vec());
+    }
+    query
+}
+
+/// A JSON array of arrays. Sorted by house and id, so that all batches lock rows in one order.
+fn batch(rows: &[Done]) -> String {
+    let mut rows: Vec<&Done> = rows.iter().collect();
+    rows.sort_unstable_by_key(|d| (d.house, d.id));
+    let mut out = String::with_capacity(rows.len() * 24 + 2);
+    for d in rows {
+        out.push(if out.is_empty() { '[' } else { ',' });
+        let _ = write!(out, "[{},{},{}]", d.house.0, d.id, d.version);
+    }
+    if out.is_empty() {
+        out.push('[');
+    }
+    out.push(']');
+    out
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+    Ok(serde_json::to_string(value)?)
+}
+
+/// One receipt per house, of rows sorted by house and id.
+fn receipts(mut rows: Vec<Done>) -> Result<String, Error> {
+    rows.sort_unstable_by_key(|d| (d.house, d.id));
+    let mut out = Vec::new();
+    for of_house in rows.chunk_by(|a, b| a.house == b.house) {
+        let ids: Vec<i64> = of_house.iter().map(|d| d.id).collect();
+        let versions: Vec<i32> = of_house.iter().map(|d| d.version).collect();
+        out.push((of_house[0].house.0, ids[0], json(&ids)?, json(&versions)?));
+    }
+    json(&out)
+}
+
+/// A row of the log as an envelope; the attempt is filled in by the relay, and so is an edited destination.
+fn envelope(row: &MySqlRow) -> Result<(i64, Result<Envelope, String>), sqlx::Error> {
+    let id = int(row, 0)?;
+    let headers = text_or_null(row, 7)?;
+    let created = int(row, 8)?;
+    let bytes = |column| row.try_get::<Option<Vec<u8>>, _>(column);
+    let (message_id, kind, destination, key, content_type) = (bytes(1)?, bytes(2)?, bytes(3)?, bytes(4)?, bytes(6)?);
+    let payload: Vec<u8> = row.try_get(5)?;
+    let utf8 = |column: &str, value: Option<Vec<u8>>| {
+        value
+            .map(String::from_utf8)
+            .transpose()
+            .map_err(|_| format!("{column} of this message is not UTF-8; publish on a connection that uses utf8mb4"))
+    };
+    let decode = || {
+        let headers = match headers.as_deref().map(Headers::from_json) {
+            None => Headers::new(),
+            Some(Ok(h)) => h,
+            Some(Err(e)) => return Err(format!("headers of this message are not a JSON object: {e}")),
+        };
+        Ok(Envelope {
+            id,
+            message_id: MessageId::from(utf8("message_id", message_id)?.unwrap_or_default()),
+            kind: utf8("type", kind)?.unwrap_or_default(),
+            destination: utf8("destination", destination)?.unwrap_or_default(),
+            key: utf8("message_key", key)?,
+            payload,
+            content_type: utf8("content_type", content_type)?.unwrap_or_default(),
+            headers,
+            created_at: std::time::UNIX_EPOCH + Duration::from_micros(created.max(0) as u64),
+            attempt: 1,
+        })
+    };
+    Ok((id, decode()))
+}
+
+impl MySqlStore {
+    /// Locks the rows of a batch that still have the version that was read.
+    async fn hold(&self, conn: &mut MySqlConnection, rows: &[Done]) -> Result<Vec<Done>, Error> {
+        let rows = sqlx::query(self.sql.hold.clone()).bind(batch(rows)).fetch_all(conn).await?;
+        let held = |r: &MySqlRow| Ok(Done { house: house(r, 0)?, id: int(r, 1)?, version: r.try_get(2)? });
+        Ok(rows.iter().map(held).collect::<Result<_, sqlx::Error>>()?)
+    }
+}
+
+impl Store for MySqlStore {
+    fn kind(&self) -> &'static str {
+        "mysql"
+    }
+
+    fn check(&self) -> Reply<'_, (i32, u16)> {
+        on!(self.work, self.deadline, "schema check", |c| {
+            match super::migrate::version(c, &self.tables).await? {
+                None => Err(Error::Schema(format!(
+                    "{} is missing; run `posthouse migrate`, or call posthouse::migrate",
+                    self.tables.name("meta")
+                ))),
+                Some(v) => {
+                    let houses: i32 = sqlx::query_scalar(self.tables.sql("SELECT houses FROM {meta}")).fetch_one(&mut *c).await?;
+                    Ok((v, houses as u16))
+                }
+            }
+        })
+    }
+
+    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()> {
+        let sql = self
+            .tables
+            .sql("INSERT INTO {instance} (instance, lease_until) VALUES (?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND)");
+        on!(self.lease, self.deadline, "join", |c| {
+            sqlx::query(sql).bind(instance.as_bytes()).bind(micros(lease)).execute(&mut *c).await?;
+            Ok(())
+        })
+    }
+
+    fn renew<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, Option<Membership>> {
+        on!(self.lease, self.deadline, "lease renewal", |c| {
+            // sqlx counts found rows, so a renewal that changes nothing counts too.
+            let renewed =
+                sqlx::query(self.sql.renew.clone()).bind(micros(lease)).bind(instance.as_bytes()).execute(&mut *c).await?;
+            if renewed.rows_affected() == 0 {
+                return Ok(None);
+            }
+            let mut out = Membership::default();
+            for row in sqlx::query(self.sql.members.clone()).fetch_all(&mut *c).await? {
+                match row.try_get::<Option<i32>, _>(0)? {
+                    Some(house) => out.houses.push((House(house), text_or_null(&row, 1)?, int(&row, 2)?)),
+                    None => out.live.push((text(&row, 1)?, Duration::from_micros(int(&row, 2)?.max(0) as u64))),
+                }
+            }
+            out.houses.sort_unstable_by_key(|h| h.0);
+            Ok(Some(out))
+        })
+    }
+
+    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
+        on!(self.lease, self.deadline, "taking houses", |c| {
+            let mut tx = c.begin().await?;
+            let rows = sqlx::query(self.sql.free.clone()).bind(instance.as_bytes()).bind(most as i64).fetch_all(&mut *tx).await?;
+            let taken = |r: &MySqlRow| Ok(Taken { house: house(r, 0)?, epoch: int(r, 1)?, expired: int(r, 2)? == 1 });
+            let taken = rows.iter().map(taken).collect::<Result<Vec<_>, sqlx::Error>>()?;
+            if !taken.is_empty() {
+                let houses: Vec<i32> = taken.iter().map(|t| t.house.0).collect();
+                sqlx::query(self.tables.sql(
+                    "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d STRAIGHT_JOIN {house} h ON h.house = d.house \
+                        SET h.owner = ?, h.epoch = h.epoch + 1, h.taken_at = UTC_TIMESTAMP(6)",
+                ))
+                .bind(json(&houses)?)
+                .bind(instance.as_bytes())
+                .execute(&mut *tx)
+                .await?;
+            }
+            tx.commit().await?;
+            Ok(taken)
+        })
+    }
+
+    fn release<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, ()> {
+        let sql = self.tables.sql(
+            "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d STRAIGHT_JOIN {house} h ON h.house = d.house \
+                SET h.owner = NULL WHERE h.owner = ?",
+        );
+        on!(self.lease, self.deadline, "releasing houses", |c| {
+            let mut houses: Vec<i32> = houses.iter().map(|h| h.0).collect();
+            houses.sort_unstable();
+            sqlx::query(sql).bind(json(&houses)?).bind(instance.as_bytes()).execute(&mut *c).await?;
+            Ok(())
+        })
+    }
+
+    fn leave<'a>(&'a self, instance: &'a str) -> Reply<'a, ()> {
+        on!(self.lease, self.deadline, "leaving", |c| {
+            let mut tx = c.begin().await?;
+            for sql in ["UPDATE {house} SET owner = NULL WHERE owner = ?", "DELETE FROM {instance} WHERE instance = ?"] {
+                sqlx::query(self.tables.sql(sql)).bind(instance.as_bytes()).execute(&mut *tx).await?;
+            }
+            tx.commit().await?;
+            Ok(())
+        })
+    }
+
+    fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
+        on!(self.work, self.deadline, "forward read", |c| {
+            let excluded = padded(excluded);
+            let mut out = Poll::default();
+            for marks in marks.chunks(ARMS) {
+                let mut query = sqlx::query(self.union(POLL_ARM, marks.len(), excluded.len()));
+                for m in marks {
+                    let house = m.house.0;
+                    query = query.bind(house).bind(house).bind(m.after).bind(m.after).bind(house).bind(house).bind(m.after);
+                    query = bind_all(query, &excluded).bind(i64::from(limit));
+                }
+                for row in &query.fetch_all(&mut *c).await? {
+                    if row.try_get::<Option<&[u8]>, _>(2)?.is_some() {
+                        out.rows.push(thin(row)?);
+                    } else {
+                        out.changes = int(row, 9)?;
+                        out.houses.push(HousePoll { house: house(row, 0)?, max_id: int(row, 1)?, next_due: row.try_get(10)? });
+                    }
+                }
+            }
+            out.rows.sort_unstable_by_key(|t| (t.house, t.id));
+            Ok(out)
+        })
+    }
+
+    fn sweep<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Vec<Thin>> {
+        on!(self.work, self.deadline, "sweep", |c| {
+            let excluded = padded(excluded);
+            let mut rows = Vec::new();
+            for marks in marks.chunks(ARMS) {
+                let mut query = sqlx::query(self.union(SWEEP_ARM, marks.len(), excluded.len()));
+                for m in marks {
+                    query = bind_all(query.bind(m.house.0).bind(m.after).bind(m.upto), &excluded).bind(i64::from(limit));
+                }
+                rows.extend(query.fetch_all(&mut *c).await?);
+            }
+            thins(&rows)
+        })
+    }
+
+    fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage> {
+        on!(self.work, self.deadline, "due read", |c| {
+            let excluded = padded(excluded);
+            // Below 1970 there is nothing; lower numbers would leave the range of DATETIME.
+            let (at, id) = if after.0 < 0 { (0, 0) } else { after };
+            let mut page = DuePage::default();
+            for houses in houses.chunks(ARMS) {
+                let mut query = sqlx::query(self.union(DUE_ARM, houses.len(), excluded.len()));
+                for h in houses {
+                    query = bind_all(query.bind(h.0).bind(at).bind(at).bind(id), &excluded).bind(i64::from(limit));
+                }
+                for row in &query.fetch_all(&mut *c).await? {
+                    page.rows.push(thin(row)?);
+                }
+                let mut query = sqlx::query_scalar(self.union(NEXT_DUE_ARM, houses.len(), 0));
+                for h in houses {
+                    query = query.bind(h.0);
+                }
+                let next: Vec<Option<i64>> = query.fetch_all(&mut *c).await?;
+                page.next_due = next.into_iter().flatten().chain(page.next_due).min();
+            }
+            page.rows.sort_unstable_by_key(|t| (t.due, t.id));
+            page.rows.truncate(limit as usize);
+            Ok(page)
+        })
+    }
+
+    fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>> {
+        on!(self.work, self.deadline, "key read", |c| {
+            let mut rows = Vec::new();
+            for keys in keys.chunks(ARMS) {
+                // No house has the number -1: arms up to a power of two find nothing, so that few texts exist.
+                let arms = keys.len().next_power_of_two();
+                let mut query = sqlx::query(self.union(KEY_ARM, arms, 0));
+                for (house, key) in keys.iter().map(|(h, k)| (h.0, k.number)).chain(std::iter::repeat((-1, 0))).take(arms) {
+                    query = query.bind(house).bind(key).bind(i64::from(limit));
+                }
+                rows.extend(query.fetch_all(&mut *c).await?);
+            }
+            thins(&rows)
+        })
+    }
+
+    fn of_destination<'a>(&'a self, marks: &'a [Mark], destination: &'a str, limit: u32) -> Reply<'a, Vec<Thin>> {
+        on!(self.work, self.deadline, "destination read", |c| {
+            let mut rows = Vec::new();
+            for marks in marks.chunks(ARMS) {
+                let mut query = sqlx::query(self.union(DESTINATION_ARM, marks.len(), 0));
+                for m in marks {
+                    query = query.bind(m.house.0).bind(m.after).bind(destination.as_bytes()).bind(i64::from(limit));
+                }
+                rows.extend(query.fetch_all(&mut *c).await?);
+            }
+            thins(&rows)
+        })
+    }
+
+    fn load<'a>(&'a self, ids: &'a [i64]) -> Reply<'a, Vec<(i64, Result<Envelope, String>)>> {
+        on!(self.work, self.deadline, "load", |c| {
+            if ids.is_empty() {
+                return Ok(Vec::new());
+            }
+            let list = json(&ids)?;
+            let mut rows = sqlx::query(self.sql.load.clone()).bind(&list).fetch_all(&mut *c).await?;
+            if rows.len() < ids.len() {
+                rows.extend(sqlx::query(self.sql.load_kept.clone()).bind(&list).fetch_all(&mut *c).await?);
+            }
+            Ok(rows.iter().map(envelope).collect::<Result<_, _>>()?)
+        })
+    }
+
+    fn changes<'a>(&'a self, since: i64) -> Reply<'a, Vec<Change>> {
+        let sql = self.tables.sql("SELECT house, row_id, key_hash FROM {audit} WHERE `change` > ?");
+        on!(self.work, self.deadline, "change read", |c| {
+            let rows = sqlx::query(sql).bind(since).fetch_all(&mut *c).await?;
+            let change = |r: &MySqlRow| {
+                Ok(Change { house: house(r, 0)?, id: int(r, 1)?, key: r.try_get::<Option<i64>, _>(2)?.map(KeyHash::number) })
+            };
+            Ok(rows.iter().map(change).collect::<Result<_, sqlx::Error>>()?)
+        })
+    }
+
+    fn delivered<'a>(&'a self, instance: &'a str, done: &'a [Done]) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "completion", |c| {
+            if done.is_empty() {
+                return Ok(Vec::new());
+            }
+            let mut tx = c.begin().await?;
+            let mut gone = done.to_vec();
+            let deleted = sqlx::query(self.sql.delivered.clone()).bind(batch(done)).execute(&mut *tx).await?.rows_affected();
+            if deleted != done.len() as u64 {
+                // Somebody else changed a row: take the delete back and find out which are left.
+                tx.rollback().await?;
+                tx = c.begin().await?;
+                gone = self.hold(&mut tx, done).await?;
+                sqlx::query(self.sql.delivered.clone()).bind(batch(&gone)).execute(&mut *tx).await?;
+            }
+            let ids = gone.iter().map(|d| d.id).collect();
+            if !gone.is_empty() {
+                sqlx::query(self.sql.receipt.clone()).bind(instance.as_bytes()).bind(receipts(gone)?).execute(&mut *tx).await?;
+            }
+            tx.commit().await?;
+            Ok(ids)
+        })
+    }
+
+    fn setback<'a>(&'a self, instance: &'a str, setbacks: &'a [Setback]) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "recording failures", |c| {
+            if setbacks.is_empty() {
+                return Ok(Vec::new());
+            }
+            let mut tx = c.begin().await?;
+            let rows: Vec<Done> = setbacks.iter().map(|s| s.row).collect();
+            let held = self.hold(&mut tx, &rows).await?;
+            let ids: Vec<i64> = held.iter().map(|d| d.id).collect();
+            let here: std::collections::HashSet<i64> = ids.iter().copied().collect();
+            let mut held: Vec<&Setback> = setbacks.iter().filter(|s| here.contains(&s.row.id)).collect();
+            held.sort_unstable_by_key(|s| (s.row.house, s.row.id));
+            let changes: Vec<_> = held
+                .iter()
+                .map(|s| {
+                    let (wait, leave) = (s.wait.map(micros), i32::from(s.leave_key));
+                    (s.row.house.0, s.row.id, s.attempts, s.claims, wait, leave, &s.error)
+                })
+                .collect();
+            sqlx::query(self.sql.setback.clone()).bind(json(&changes)?).execute(&mut *tx).await?;
+            let attempts: Vec<_> = held
+                .iter()
+                .filter_map(|s| s.attempt.as_ref().map(|a| (s, a)))
+                .map(|(s, a)| (s.row.id, s.attempts, a.outcome, &s.error, &a.response, a.took.as_millis() as i32))
+                .collect();
+            if !attempts.is_empty() {
+                sqlx::query(self.sql.attempts.clone()).bind(instance.as_bytes()).bind(json(&attempts)?).execute(&mut *tx).await?;
+            }
+            tx.commit().await?;
+            Ok(ids)
+        })
+    }
+
+    fn claim<'a>(&'a self, instance: &'a str, rows: &'a [Done], lease: Duration) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "claim", |c| {
+            let mut tx = c.begin().await?;
+            let held = self.hold(&mut tx, rows).await?;
+            sqlx::query(self.sql.claim.clone())
+                .bind(batch(&held))
+                .bind(instance.as_bytes())
+                .bind(micros(lease))
+                .execute(&mut *tx)
+                .await?;
+            tx.commit().await?;
+            Ok(held.iter().map(|d| d.id).collect())
+        })
+    }
+
+    fn upkeep(&self) -> Reply<'_, Upkeep> {
+        on!(self.work, self.deadline, "upkeep", |c| {
+            let (created, ahead) = super::migrate::upkeep(c, &self.tables).await?;
+            // An instance's row is only needed while its houses may still name it.
+            sqlx::query(self.tables.sql(
+                "DELETE FROM {instance} WHERE lease_until < UTC_TIMESTAMP(6) - INTERVAL 1 DAY \
+                        AND NOT EXISTS (SELECT 1 FROM {house} h WHERE h.owner = instance)",
+            ))
+            .execute(&mut *c)
+            .await?;
+            Ok(Upkeep { created, ahead: Some(ahead) })
+        })
+    }
+
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>> {
+        on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
+    }
+
+    fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>> {
+        on!(self.work, self.deadline, "message", |c| { super::admin::show(c, &self.tables, id).await })
+    }
+
+    fn act<'a>(&'a self, ids: &'a [i64], action: &'a Action, actor: &'a str) -> Reply<'a, Vec<i64>> {
+        on!(self.work, self.deadline, "operator action", |c| { super::admin::act(c, &self.tables, ids, action, actor).await })
+    }
+
+    fn backlog(&self) -> Reply<'_, Vec<Backlog>> {
+        on!(self.work, self.deadline, "backlog", |c| { super::admin::backlog(c, &self.tables).await })
+    }
+
+    fn houses(&self) -> Reply<'_, Vec<HouseRow>> {
+        on!(self.work, self.deadline, "houses", |c| { super::admin::houses(c, &self.tables).await })
+    }
+
+    fn resize(&self, houses: u16) -> Reply<'_, u64> {
+        // Re-housing a large pending set takes longer than any other call.
+        on!(self.work, Duration::from_secs(600).max(self.deadline), "resizing houses", |c| {
+            super::migrate::resize(c, &self.tables, houses, lock_wait(self.deadline)).await
+        })
+    }
+
+    fn listen<'a>(&'a self, _heard: &'a (dyn Fn() + Send + Sync)) -> Reply<'a, ()> {
+        Box::pin(std::future::pending())
+    }
+}
