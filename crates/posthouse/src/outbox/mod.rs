@@ -149,6 +149,14 @@ impl<DB: Backend> OutboxBuilder<DB> {
         if !(1..=MAX_HOUSES).contains(&self.houses) {
             return Err(Error::Config(format!("houses {}: must be 1 to {MAX_HOUSES}", self.houses)));
         }
+        if !DB::SCHEMAS
+            && let Some(schema) = &self.schema
+        {
+            return Err(Error::Config(format!(
+                "schema {schema:?}: {} has none; the tables are in the file that the pool opens, so leave the setting out",
+                <DB as sqlx::Database>::NAME
+            )));
+        }
         let schema = self.schema.as_deref().or(DB::DEFAULT_SCHEMA);
         Ok(Outbox {
             inner: Arc::new(Inner {

@@ -100,7 +100,9 @@ impl Destination {
         self.lag.is_some()
             && match self.breaker {
                 Breaker::Closed => self.ready.len() * 2 <= READY_LEAST.max(self.concurrency() * 4),
-                Breaker::Open { until, .. } => now >= until && self.ready.is_empty() && self.in_flight + self.loading + self.loaded.len() == 0,
+                Breaker::Open { until, .. } => {
+                    now >= until && self.ready.is_empty() && self.in_flight + self.loading + self.loaded.len() == 0
+                }
             }
     }
 
@@ -228,7 +230,10 @@ mod tests {
             assert!(!d.down("refused", probe));
             last = probe;
         }
-        assert!(waits[0] < Duration::from_secs(1) && waits[11] > Duration::from_secs(20) && waits[11] < Duration::from_secs(40), "{waits:?}");
+        assert!(
+            waits[0] < Duration::from_secs(1) && waits[11] > Duration::from_secs(20) && waits[11] < Duration::from_secs(40),
+            "{waits:?}"
+        );
         d.confirmed(last);
         assert_eq!(d.may_send(last), 32);
     }

@@ -228,7 +228,8 @@ impl Engine {
         if self.suspects.is_empty() || !self.lease_covers_a_send(now) {
             return;
         }
-        let mut busy: std::collections::HashSet<_> = self.rows.values().filter(|r| r.claimed || r.state == State::Claiming).map(|r| r.thin.house).collect();
+        let mut busy: std::collections::HashSet<_> =
+            self.rows.values().filter(|r| r.claimed || r.state == State::Claiming).map(|r| r.thin.house).collect();
         let mut alone = self.rows.values().any(|r| r.thin.claims > 0 && (r.claimed || r.state == State::Claiming));
         let mut chosen: Vec<Done> = Vec::new();
         let mut left = std::collections::VecDeque::new();

@@ -38,8 +38,13 @@ pub(super) enum State {
     Claiming,
     Loading,
     Loaded,
-    Sending { try_number: u64, started: Instant },
-    Writing { delivered: bool },
+    Sending {
+        try_number: u64,
+        started: Instant,
+    },
+    Writing {
+        delivered: bool,
+    },
     /// Its log row is gone. Stays here, and blocks its key, until the next full sweep looks again.
     Missing,
 }
@@ -327,7 +332,10 @@ impl Engine {
         let drop: Vec<i64> = self
             .rows
             .iter()
-            .filter(|(_, r)| matches!(r.state, State::Waiting | State::Loading | State::Loaded | State::Missing) && gone(&self.houses, r.thin.house))
+            .filter(|(_, r)| {
+                matches!(r.state, State::Waiting | State::Loading | State::Loaded | State::Missing)
+                    && gone(&self.houses, r.thin.house)
+            })
             .map(|(id, _)| *id)
             .collect();
         for id in drop {
@@ -358,7 +366,8 @@ impl Engine {
 
     /// Tells the membership which draining houses are empty.
     fn report_drained(&mut self) {
-        let drained: Vec<House> = self.houses.iter().filter(|(_, h)| h.draining && h.rows == 0).map(|(house, _)| *house).collect();
+        let drained: Vec<House> =
+            self.houses.iter().filter(|(_, h)| h.draining && h.rows == 0).map(|(house, _)| *house).collect();
         if !drained.is_empty() {
             for house in &drained {
                 self.houses.remove(house);

@@ -221,7 +221,8 @@ fn share(houses: usize, live: &[&str], name: &str) -> usize {
 fn unique_name(configured: Option<&str>) -> String {
     let base = configured.map_or_else(
         || {
-            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|h| h.trim().to_owned()).filter(|h| !h.is_empty());
+            let host =
+                std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|h| h.trim().to_owned()).filter(|h| !h.is_empty());
             let mut host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "posthouse".into());
             host.truncate(64);
             format!("{host}-{}", std::process::id())

@@ -182,7 +182,10 @@ impl RelayBuilder {
             if directory.transport(&route.to).is_none() {
                 let mut known: Vec<_> = directory.transports.keys().map(String::as_str).collect();
                 known.sort_unstable();
-                problems.push((format!("routes.{name:?}.to"), format!("{:?} names no transport; there are {}", route.to, known.join(", "))));
+                problems.push((
+                    format!("routes.{name:?}.to"),
+                    format!("{:?} names no transport; there are {}", route.to, known.join(", ")),
+                ));
             }
         }
         if !problems.is_empty() {
@@ -330,7 +333,11 @@ async fn supervise(shared: Arc<Shared>, commands: mpsc::UnboundedReceiver<Comman
 }
 
 /// One life of the loops: membership, engine, upkeep, listener. Ends when the engine has drained after `stop`.
-async fn run_once(shared: Arc<Shared>, commands: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Command>>>, stop: watch::Receiver<bool>) {
+async fn run_once(
+    shared: Arc<Shared>,
+    commands: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Command>>>,
+    stop: watch::Receiver<bool>,
+) {
     let (to_engine, from_membership) = mpsc::unbounded_channel();
     let (to_membership, from_engine) = mpsc::unbounded_channel();
     let (lease, lease_seen) = watch::channel(None);
@@ -370,7 +377,10 @@ async fn upkeep(shared: Arc<Shared>) -> &'static str {
                 if let Some(ahead) = done.ahead
                     && ahead < WARN_BELOW
                 {
-                    tracing::warn!(ahead, "few partitions of the message log are ready ahead; publishing fails when they run out");
+                    tracing::warn!(
+                        ahead,
+                        "few partitions of the message log are ready ahead; publishing fails when they run out"
+                    );
                 }
                 let mut stats = shared.stats();
                 stats.partitions_ahead = done.ahead;

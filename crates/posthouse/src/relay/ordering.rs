@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::engine::{Engine, Row, State};
 use crate::store::{House, KeyHash, Thin};
-use crate::{Ordering, OnExhausted};
+use crate::{OnExhausted, Ordering};
 
 /// Followers of one key kept in memory; more stay in the database.
 const CHAIN: usize = 256;

@@ -45,7 +45,11 @@ impl Engine {
             Outcome::Unavailable(failure) => {
                 self.shared.stats().unavailable += 1;
                 if self.destinations[dest].down(&failure.error, now) {
-                    tracing::warn!(destination = self.destinations[dest].name, error = failure.error, "destination is down; its messages wait, no attempts are counted");
+                    tracing::warn!(
+                        destination = self.destinations[dest].name,
+                        error = failure.error,
+                        "destination is down; its messages wait, no attempts are counted"
+                    );
                 }
                 self.put_back(id);
                 self.shed(dest);

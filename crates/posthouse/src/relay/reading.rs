@@ -191,10 +191,8 @@ impl Engine {
         }
         // With nothing in memory the forward read reaches back as far as the near sweep and replaces it.
         let reach_back = self.rows.is_empty() && !self.readable().any(|(_, h)| h.busy);
-        let asked: Asked = self
-            .readable()
-            .map(|(house, h)| (house, h.epoch, if reach_back { h.floor() } else { h.mark }))
-            .collect();
+        let asked: Asked =
+            self.readable().map(|(house, h)| (house, h.epoch, if reach_back { h.floor() } else { h.mark })).collect();
         // Shared out among the houses that were cut off last time, so that a backlog in a few of them is read in large steps.
         let busy = self.readable().filter(|(_, h)| h.busy).count().max(asked.len() / 8).max(1) as u32;
         let batch = self.shared.settings.batch;
@@ -276,7 +274,8 @@ impl Engine {
         let d = &mut self.destinations[dest];
         let name = d.name.clone();
         let Some(cursors) = &mut d.lag else { return false };
-        let asked: Asked = marks.iter().map(|(house, epoch, mark)| (*house, *epoch, *cursors.entry(*house).or_insert(*mark))).collect();
+        let asked: Asked =
+            marks.iter().map(|(house, epoch, mark)| (*house, *epoch, *cursors.entry(*house).or_insert(*mark))).collect();
         let limit = (self.shared.settings.batch.min(1_000) / asked.len().max(1) as u32).max(4);
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
@@ -311,13 +310,15 @@ impl Engine {
         if self.reading.sweep.is_none() {
             let full = now >= self.reading.full_at;
             if !full && (now < self.reading.near_at || self.rows.is_empty()) {
-                let next = self.reading.full_at.min(if self.rows.is_empty() { self.reading.full_at } else { self.reading.near_at });
+                let next =
+                    self.reading.full_at.min(if self.rows.is_empty() { self.reading.full_at } else { self.reading.near_at });
                 self.wake_by(next);
                 return;
             }
             if full {
                 // Rows whose log row was missing get another look.
-                let missing: Vec<i64> = self.rows.iter().filter(|(_, r)| r.state == super::engine::State::Missing).map(|(id, _)| *id).collect();
+                let missing: Vec<i64> =
+                    self.rows.iter().filter(|(_, r)| r.state == super::engine::State::Missing).map(|(id, _)| *id).collect();
                 for id in missing {
                     if let Some(key) = self.rows.get(&id).and_then(|r| r.key.clone()) {
                         self.key_set_back(&key, id);

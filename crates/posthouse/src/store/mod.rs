@@ -138,6 +138,9 @@ pub trait Backend: sqlx::Database + private::Sealed {
     /// The schema used when none is named.
     #[doc(hidden)]
     const DEFAULT_SCHEMA: Option<&'static str>;
+    /// Whether tables can be in a schema other than the connection's own.
+    #[doc(hidden)]
+    const SCHEMAS: bool;
     /// How `Outbox::begin` starts a transaction.
     #[doc(hidden)]
     const BEGIN: &'static str;

@@ -139,6 +139,7 @@ impl Backend for MySql {
     const NOTIFIES: bool = false;
     const QUOTE: char = '`';
     const DEFAULT_SCHEMA: Option<&'static str> = None;
+    const SCHEMAS: bool = true;
     const BEGIN: &'static str = "BEGIN";
 
     fn insert_statement(tables: &Tables, m: Checked) -> Result<InsertStatement, Error> {

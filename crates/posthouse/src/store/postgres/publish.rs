@@ -47,6 +47,7 @@ impl Backend for Postgres {
     const NOTIFIES: bool = true;
     const QUOTE: char = '"';
     const DEFAULT_SCHEMA: Option<&'static str> = Some("public");
+    const SCHEMAS: bool = true;
     const BEGIN: &'static str = "BEGIN";
 
     fn insert_statement(tables: &Tables, m: Checked) -> Result<InsertStatement, Error> {
