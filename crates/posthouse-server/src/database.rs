@@ -150,23 +150,19 @@ impl Database {
     fn open_for(name: &str, config: &DatabaseConfig, create: bool) -> Result<Self, Failure> {
         let target =
             Target::parse(&config.url).map_err(|(reason, _)| Failure::usage(format!("database {name:?}: its URL {reason}")))?;
+        // What the stores of the library keep open: one for the lease, four for work (SQLite: three).
+        let connections = if matches!(target, Target::Sqlite(_)) { 4 } else { 5 };
         let made = match target {
             Target::Postgres(options) => {
                 let options =
                     if options.get_application_name().is_none() { options.application_name("posthouse") } else { *options };
-                (outbox::<sqlx::Postgres>(options, config), 5)
+                outbox::<sqlx::Postgres>(options, config)
             }
-            Target::MySql(options) => (outbox::<sqlx::MySql>(*options, config), 5),
+            Target::MySql(options) => outbox::<sqlx::MySql>(*options, config),
             Target::Sqlite(options) => sqlite(*options, create, config),
         };
-        let outbox = made.0.map_err(|e| Failure::of(&format!("database {name:?}"), &e))?;
-        Ok(Self {
-            name: name.to_owned(),
-            shown: redact_url(&config.url),
-            connections: made.1,
-            expected_houses: config.houses,
-            outbox,
-        })
+        let outbox = made.map_err(|e| Failure { text: format!("database {name:?}: {}", e.text), ..e })?;
+        Ok(Self { name: name.to_owned(), shown: redact_url(&config.url), connections, expected_houses: config.houses, outbox })
     }
 
     /// Connects once, so that what is wrong is told exactly and at once; a pool would keep trying.
@@ -233,7 +229,7 @@ impl Database {
 fn outbox<DB: Backend>(
     options: <DB::Connection as Connection>::Options,
     config: &DatabaseConfig,
-) -> Result<Box<dyn AnyOutbox>, Error> {
+) -> Result<Box<dyn AnyOutbox>, Failure> {
     // For migration and publishing; a store makes its own.
     let pool = PoolOptions::<DB>::new().max_connections(2).acquire_timeout(ANSWER).connect_lazy_with(options);
     let mut builder = Outbox::builder(pool).prefix(&config.prefix);
@@ -243,11 +239,21 @@ fn outbox<DB: Backend>(
     if let Some(houses) = config.houses {
         builder = builder.houses(houses);
     }
-    Ok(Box::new(builder.build()?))
+    Ok(Box::new(builder.build().map_err(|e| Failure::of("", &e))?))
 }
 
-fn sqlite(_options: SqliteConnectOptions, _create: bool, _config: &DatabaseConfig) -> (Result<Box<dyn AnyOutbox>, Error>, u32) {
-    (Err(Error::Config("SQLite is not available in this version".into())), 4)
+/// The file must be there, unless it is to be made: a mistyped path would otherwise look like an empty database.
+fn sqlite(options: SqliteConnectOptions, create: bool, config: &DatabaseConfig) -> Result<Box<dyn AnyOutbox>, Failure> {
+    let file = options.get_filename().to_owned();
+    let in_memory =
+        file.as_os_str().is_empty() || file.to_string_lossy().contains(":memory:") || config.url.contains("mode=memory");
+    if in_memory {
+        return Err(Failure::usage("a SQLite database in memory ends with the process; name a file"));
+    }
+    if !create && !file.exists() {
+        return Err(Failure::usage(format!("there is no file {}; run `posthouse migrate` to make it", file.display())));
+    }
+    outbox::<sqlx::Sqlite>(options.create_if_missing(create), config)
 }
 
 fn connect_failure(what: &str, e: &sqlx::Error) -> Failure {
