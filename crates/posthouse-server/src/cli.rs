@@ -9,10 +9,11 @@ use posthouse::store::MessageStatus;
 use crate::demo::DemoArgs;
 
 const AFTER: &str = "\
-Configuration: the file given with -c, else ./posthouse.toml, else one database from --database or
+Configuration: the file given with -c, else ./posthouse.toml, else one database from --database or \
 POSTHOUSE_DATABASE_URL. Prefer the variable: other users of this machine can see a command line.
 
 Exit codes: 0 done; 1 the thing asked for is not so; 2 usage or configuration; 3 a needed service can't be reached.
+
 Results go to stdout, logs to stderr (RUST_LOG or -v say how much).";
 
 /// The transactional outbox: relay, messages, houses
@@ -28,7 +29,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Configuration file [default: posthouse.toml, if there is one]
-    #[arg(short, long, global = true, value_name = "FILE", env = "POSTHOUSE_CONFIG")]
+    #[arg(short, long, global = true, value_name = "FILE", env = "POSTHOUSE_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
     /// Name of a configured database, or the URL of one
     #[arg(long, global = true, value_name = "NAME|URL")]

@@ -42,7 +42,8 @@ async fn main() -> ExitCode {
 fn logs(cli: &Cli) {
     let runs_long = matches!(cli.command, Command::Relay(_));
     let default = match (cli.global.verbose, runs_long) {
-        (0, false) => "warn",
+        // A person who waits needs no report of slow statements across the progress bar.
+        (0, false) => "warn,sqlx=error",
         (0, true) | (1, false) => "info",
         (1, true) | (2, false) => "info,posthouse=debug",
         _ => "debug,posthouse=trace",

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::time::{Duration, SystemTime};
 
-use comfy_table::{Attribute, Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Attribute, Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, presets};
 use serde::Serialize;
 
 /// True for characters that steer a terminal or reorder what is read on it: C0, DEL, C1, line separators, bidi controls.
@@ -51,13 +51,68 @@ pub(crate) fn json(value: &impl Serialize) {
     };
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c != '\n' && steers(c) {
-            let _ = write!(out, "\\u{:04x}", c as u32);
-        } else {
-            out.push(c);
+        match c {
+            '\n' => out.push(c),
+            // Only between tokens (of a payload that goes along as it was written): inside strings they are escaped.
+            '\t' | '\r' => out.push(' '),
+            c if steers(c) => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
         }
     }
     say(&out);
+}
+
+/// JSON text laid out for people, with every key and number as it was written. None when it isn't JSON.
+pub(crate) fn pretty_json(text: &str) -> Option<String> {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
+    let mut out = String::with_capacity(text.len() * 2);
+    let mut depth = 0_usize;
+    let line = |out: &mut String, depth: usize| {
+        out.push('\n');
+        out.extend(std::iter::repeat_n("  ", depth));
+    };
+    let mut rest = text.chars().peekable();
+    let (mut quoted, mut escaped) = (false, false);
+    while let Some(c) = rest.next() {
+        if quoted {
+            out.push(c);
+            quoted = escaped || c != '"';
+            escaped = !escaped && c == '\\';
+            continue;
+        }
+        match c {
+            _ if c.is_ascii_whitespace() => {}
+            '"' => {
+                quoted = true;
+                out.push(c);
+            }
+            '{' | '[' => {
+                out.push(c);
+                while rest.next_if(char::is_ascii_whitespace).is_some() {}
+                match rest.next_if(|next| matches!(next, '}' | ']')) {
+                    Some(close) => out.push(close),
+                    None => {
+                        depth += 1;
+                        line(&mut out, depth);
+                    }
+                }
+            }
+            '}' | ']' => {
+                depth = depth.saturating_sub(1);
+                line(&mut out, depth);
+                out.push(c);
+            }
+            ',' => {
+                out.push(c);
+                line(&mut out, depth);
+            }
+            ':' => out.push_str(": "),
+            c => out.push(c),
+        }
+    }
+    Some(out)
 }
 
 /// Prints a line of the result. A reader that went away (`| head`) is not an error of ours.
@@ -74,13 +129,33 @@ pub(crate) fn coloured() -> bool {
 /// A table that fits the terminal; with nobody watching it is as wide as its content.
 pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_truncation_indicator("…");
     let coloured = coloured();
     table.set_header(header.iter().map(|h| {
         let cell = Cell::new(h.to_uppercase());
         if coloured { cell.add_attribute(Attribute::Dim) } else { cell }
     }));
     table
+}
+
+/// How wide the terminal is; None when the result goes elsewhere.
+pub(crate) fn terminal_width() -> Option<u16> {
+    Table::new().width().filter(|_| std::io::stdout().is_terminal())
+}
+
+/// Keeps these columns as wide as their content, so that the others share what is left.
+pub(crate) fn unbroken(table: &mut Table, names: &[&str]) {
+    if terminal_width().is_none() {
+        return;
+    }
+    let header: Vec<String> = table.header().into_iter().flat_map(Row::cell_iter).map(Cell::content).collect();
+    for (index, name) in header.iter().enumerate() {
+        if names.contains(&name.as_str())
+            && let Some(column) = table.column_mut(index)
+        {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
 }
 
 /// Prints a table, without the padding at the left and the blanks at the ends of lines.
@@ -172,6 +247,16 @@ mod tests {
         assert_eq!(clean("plain ü 信"), "plain ü 信");
         assert_eq!(clean("\u{1b}[2Jx\u{9b}31m\u{7f}\n\t\u{202e}"), "\\x1b[2Jx\\u{9b}31m\\x7f\\n\\t\\u{202e}");
         assert_eq!(clean_lines("a\n\u{1b}b"), "a\n\\x1bb");
+    }
+
+    #[test]
+    fn json_is_laid_out_and_not_changed() {
+        let text = "{\"z\":1.0000000000000000001, \"a\" : [ ],\"s\":\"x \\\" {,:\\\\\",\"n\":[1,{}]}";
+        let expected =
+            "{\n  \"z\": 1.0000000000000000001,\n  \"a\": [],\n  \"s\": \"x \\\" {,:\\\\\",\n  \"n\": [\n    1,\n    {}\n  ]\n}";
+        assert_eq!(pretty_json(text).unwrap(), expected);
+        assert_eq!(pretty_json(" 5 ").unwrap(), "5");
+        assert_eq!(pretty_json("{a"), None);
     }
 
     #[test]

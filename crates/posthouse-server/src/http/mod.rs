@@ -110,7 +110,8 @@ pub(crate) fn router(served: Arc<Served>) -> Router {
 async fn readyz(State(served): State<Arc<Served>>) -> Response {
     let (ready, document) = ready::document(&served);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, [(header::CACHE_CONTROL, "no-store")], axum::Json(document)).into_response()
+    let head = [(header::CACHE_CONTROL, "no-store"), (header::CONTENT_TYPE, "application/json")];
+    (status, head, format!("{document}\n")).into_response()
 }
 
 async fn metrics(State(served): State<Arc<Served>>) -> Response {

@@ -3,7 +3,7 @@
 mod act;
 mod show;
 
-use comfy_table::{Cell, CellAlignment};
+use comfy_table::{Cell, CellAlignment, Row};
 use posthouse::store::{Action, MessageFilter, MessageRow, Store};
 use serde_json::json;
 
@@ -13,6 +13,12 @@ use crate::config::redact_url;
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::output::{self, clean};
+
+/// A terminal of this width has room for message ids.
+const WIDE: u16 = 140;
+
+/// A message takes at most this many lines in a list; `show` tells the rest.
+const LINES: usize = 2;
 
 pub(crate) async fn run(global: &Global, command: Messages) -> Result<(), Failure> {
     let config = load(global)?;
@@ -58,10 +64,13 @@ fn list(rows: &[MessageRow], next: Option<i64>) {
     let keyed = rows.iter().any(|r| r.key.is_some());
     let troubled = rows.iter().any(|r| r.last_error.is_some());
     let waiting = rows.iter().any(|r| r.next_attempt_ms.is_some());
+    // An id that is broken over two lines can't be copied; where there is no room, the row names the message as well.
+    let ids = output::terminal_width().is_none_or(|w| w >= WIDE);
     // A column that would be empty takes no room from the others.
     let mut header = vec!["row", "status", "destination"];
     header.extend(keyed.then_some("key"));
-    header.extend(["message id", "created", "tries"]);
+    header.extend(ids.then_some("message id"));
+    header.extend(["created", "tries"]);
     header.extend(waiting.then_some("next try"));
     header.extend(troubled.then_some("error"));
     let mut table = output::table(&header);
@@ -74,7 +83,9 @@ fn list(rows: &[MessageRow], next: Option<i64>) {
         if keyed {
             cells.push(Cell::new(clean(r.key.as_deref().unwrap_or(""))));
         }
-        cells.push(Cell::new(clean(&r.message_id)));
+        if ids {
+            cells.push(Cell::new(clean(&r.message_id)));
+        }
         cells.push(Cell::new(output::relative(r.created_at_ms)));
         let claims = if r.claims > 0 { format!("+{}", r.claims) } else { String::new() };
         cells.push(Cell::new(format!("{}{claims}", r.attempts)).set_alignment(CellAlignment::Right));
@@ -84,8 +95,11 @@ fn list(rows: &[MessageRow], next: Option<i64>) {
         if troubled {
             cells.push(Cell::new(clean(r.last_error.as_deref().unwrap_or(""))));
         }
-        table.add_row(cells);
+        let mut row = Row::from(cells);
+        row.max_height(LINES);
+        table.add_row(row);
     }
+    output::unbroken(&mut table, &["ROW", "STATUS", "MESSAGE ID", "CREATED", "TRIES", "NEXT TRY"]);
     output::print_table(table);
     if let Some(next) = next {
         output::say(&format!("\nthere may be more: --before {next}"));

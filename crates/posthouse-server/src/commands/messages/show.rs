@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment};
 use posthouse::store::{MessageDetail, Store};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::resolve;
 use crate::cli::Global;
@@ -33,27 +35,37 @@ pub(super) async fn run(global: &Global, database: &Database, store: &dyn Store,
     Ok(())
 }
 
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    detail: &'a MessageDetail,
+    payload: Payload<'a>,
+    payload_encoding: &'static str,
+    payload_bytes: usize,
+    payload_cut: bool,
+}
+
+/// JSON goes along as it was written; Value would change the order of keys and large numbers.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Payload<'a> {
+    Json(&'a RawValue),
+    Text(&'a str),
+    Hex(String),
+}
+
 /// The payload as JSON if it is JSON, else as text, else as hex; cut unless `full`.
-fn document(detail: &MessageDetail, full: bool) -> Value {
-    let mut out = json!(detail);
-    let cut = if full { detail.payload.len() } else { detail.payload.len().min(CUT) };
-    let payload = &detail.payload[..cut];
-    let (encoding, value) = match (serde_json::from_slice::<Value>(payload), whole_text(payload, cut < detail.payload.len())) {
-        (Ok(value), _) => ("json", value),
-        (_, Some(text)) => ("text", text.into()),
-        _ => ("hex", hex(payload).into()),
+fn document(detail: &MessageDetail, full: bool) -> Document<'_> {
+    let all = &detail.payload;
+    let cut = if full { all.len() } else { all.len().min(CUT) };
+    let shown = &all[..cut];
+    let (payload_encoding, payload) = match (serde_json::from_slice(shown), whole_text(shown, cut < all.len())) {
+        (Ok(raw), _) => ("json", Payload::Json(raw)),
+        (_, Some(text)) => ("text", Payload::Text(text)),
+        _ => ("hex", Payload::Hex(hex(shown))),
     };
-    out["payload"] = value;
-    out["payload_encoding"] = encoding.into();
-    out["payload_bytes"] = detail.payload.len().into();
-    out["payload_cut"] = (cut < detail.payload.len()).into();
-    if let Some(headers) = detail.headers.as_deref().and_then(|h| serde_json::from_str::<Value>(h).ok()) {
-        out["headers"] = headers;
-    }
-    if let Some((at, by)) = &detail.delivered {
-        out["delivered"] = json!({ "at_ms": at, "instance": by });
-    }
-    out
+    Document { detail, payload, payload_encoding, payload_bytes: all.len(), payload_cut: cut < all.len() }
 }
 
 /// Text, even when the cut went through its last character.
@@ -130,7 +142,7 @@ fn payload(detail: &MessageDetail, full: bool) {
         return;
     }
     // JSON is laid out before it is cut, so that the beginning of a large document is readable too.
-    let pretty = serde_json::from_slice::<Value>(all).ok().and_then(|v| serde_json::to_string_pretty(&v).ok());
+    let pretty = std::str::from_utf8(all).ok().and_then(output::pretty_json);
     let whole = pretty.as_deref().map_or(&all[..], str::as_bytes);
     let cut = if full { whole.len() } else { whole.len().min(CUT) };
     let shown = &whole[..cut];
