@@ -2,3 +2,5 @@
 
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
+#[cfg(all(feature = "mysql", feature = "relay"))]
+mod mysql;

@@ -114,7 +114,7 @@ CREATE TABLE IF NOT EXISTS {receipt} (
     low      BIGINT NOT NULL,
     ids      MEDIUMTEXT CHARACTER SET ascii NOT NULL,
     versions MEDIUMTEXT CHARACTER SET ascii NOT NULL,
-    KEY receipt_low (house, low)
+    KEY receipt_low (low, house)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET = utf8mb4
 -- ;;
 -- One row per failed attempt.

@@ -148,16 +148,22 @@ pub(super) async fn show(conn: &mut MySqlConnection, tables: &Tables, id: i64) -
             instance: text(r, 6)?,
         })
     };
-    let delivered = sqlx::query(tables.sql(
-        "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', at) DIV 1000, instance FROM {receipt} \
-          WHERE house = ? AND low <= ? AND low > ? AND JSON_CONTAINS(ids, ?) ORDER BY id DESC LIMIT 1",
-    ))
-    .bind(message.house)
-    .bind(id)
-    .bind(id - 1_000_000)
-    .bind(id.to_string())
-    .fetch_optional(conn)
-    .await?;
+    // Where its house is now, or was before a resize: the index (low, house) serves both.
+    let mut delivered = None;
+    for house in ["house = ?", "house <> ?"] {
+        if delivered.is_none() {
+            delivered = sqlx::query(tables.sql(&format!(
+                "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', at) DIV 1000, instance FROM {{receipt}} FORCE INDEX (receipt_low) \
+                  WHERE low <= ? AND low > ? AND {house} AND JSON_CONTAINS(ids, ?) ORDER BY low DESC LIMIT 1"
+            )))
+            .bind(id)
+            .bind(id - 1_000_000)
+            .bind(message.house)
+            .bind(id.to_string())
+            .fetch_optional(&mut *conn)
+            .await?;
+        }
+    }
     Ok(Some(MessageDetail {
         row: message,
         content_type: text(&found, 13)?,

@@ -174,8 +174,18 @@ pub(super) async fn version(conn: &mut MySqlConnection, tables: &Tables) -> Resu
 /// The number of the newest id's partition, and the numbers of all partitions, ascending.
 #[cfg(feature = "relay")]
 async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
-    // Not information_schema.TABLES.AUTO_INCREMENT, which MySQL caches for a day.
+    // MySQL keeps this number for a day unless told otherwise; MariaDB skips the comment, as it knows no such variable.
+    sqlx::raw_sql("SET @posthouse = 1 /*!80000 , SESSION information_schema_stats_expiry = 0 */").execute(&mut *conn).await?;
+    let next: Option<i64> = sqlx::query_scalar(
+        "SELECT CAST(AUTO_INCREMENT AS SIGNED) FROM information_schema.TABLES \
+          WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?",
+    )
+    .bind(tables.schema())
+    .bind(format!("{}message", tables.prefix()))
+    .fetch_one(&mut *conn)
+    .await?;
     let last: Option<i64> = sqlx::query_scalar(tables.sql("SELECT MAX(id) FROM {message}")).fetch_one(&mut *conn).await?;
+    let last = last.max(next.map(|n| n - 1)).unwrap_or(0);
     let names: Vec<Option<Vec<u8>>> = sqlx::query_scalar(
         "SELECT CAST(PARTITION_NAME AS BINARY) FROM information_schema.PARTITIONS \
           WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? ORDER BY PARTITION_ORDINAL_POSITION",
@@ -186,9 +196,7 @@ async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<
     .await?;
     let parts: Vec<i64> =
         names.into_iter().flatten().filter_map(|n| std::str::from_utf8(&n).ok()?.strip_prefix('p')?.parse().ok()).collect();
-    // Only old partitions are ever dropped, so the newest id is nowhere below the first.
-    let current = (last.unwrap_or(0) / PARTITION_SIZE).max(parts.first().copied().unwrap_or(0));
-    Ok((current, parts))
+    Ok((last / PARTITION_SIZE, parts))
 }
 
 /// One round of making partitions at the end; a lock that isn't free within a second is left for the next round.
@@ -200,14 +208,15 @@ pub(super) async fn upkeep(conn: &mut MySqlConnection, tables: &Tables) -> Resul
     if i64::from(ready) >= PARTITIONS_AHEAD {
         return Ok((0, ready));
     }
-    let wanted: Vec<String> = (last + 1..=current + PARTITIONS_AHEAD + PARTITIONS_SPARE).map(partition).collect();
+    // Where the ids jumped ahead, the first of them takes in the gap.
+    let wanted: Vec<String> = (current.max(last + 1)..=current + PARTITIONS_AHEAD + PARTITIONS_SPARE).map(partition).collect();
     // Waiting for the table's lock holds up publishers, so for no longer than the shortest time MySQL knows.
     sqlx::raw_sql("SET SESSION lock_wait_timeout = 1").execute(&mut *conn).await?;
     let alter = tables.sql(&format!("ALTER TABLE {{message}} ADD PARTITION ({})", wanted.join(", ")));
     let result = conn.execute(sqlx::raw_sql(alter)).await;
     sqlx::raw_sql("SET SESSION lock_wait_timeout = DEFAULT").execute(&mut *conn).await?;
     match result {
-        Ok(_) => Ok((wanted.len() as u32, ready + wanted.len() as u32)),
+        Ok(_) => Ok((wanted.len() as u32, (PARTITIONS_AHEAD + PARTITIONS_SPARE) as u32)),
         // Somebody holds the table, or another instance has just made them.
         Err(e) if matches!(number(&e), Some(LOCK_WAIT_TIMEOUT | PARTITION_EXISTS)) => Ok((0, ready)),
         Err(e) => Err(e.into()),
