@@ -2,3 +2,7 @@
 
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
+#[cfg(feature = "relay")]
+mod store;
+#[cfg(feature = "relay")]
+mod support;
