@@ -61,6 +61,7 @@ async fn main() {
         }
         println!("publish {p:?} latency {:?}", t.elapsed());
     }
+    let t = Instant::now();
     relay.shutdown(Duration::from_secs(5)).await;
     println!("shut down {:?}", t.elapsed());
 }

@@ -2,7 +2,9 @@
 
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
-#[cfg(feature = "relay")]
+#[cfg(all(feature = "mysql", feature = "relay"))]
+mod mysql;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod store;
-#[cfg(feature = "relay")]
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod support;

@@ -119,10 +119,10 @@ const HOLD: &str = concat!("SELECT p.house, p.id, p.version FROM ", batch!(), " 
 
 const RECEIPT: &str = "INSERT INTO {receipt} (house, instance, low, ids, versions) \
      SELECT d.house, ?, d.low, d.ids, d.versions FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', low BIGINT PATH '$[1]', \
-         ids MEDIUMTEXT PATH '$[2]', versions MEDIUMTEXT PATH '$[3]')) d";
+         ids MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[2]', versions MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[3]')) d";
 
 const SETBACK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', id BIGINT PATH '$[1]', attempts INT PATH '$[2]', \
-         claims INT PATH '$[3]', wait BIGINT PATH '$[4]', leave_key INT PATH '$[5]', error MEDIUMTEXT PATH '$[6]')) d \
+         claims INT PATH '$[3]', wait BIGINT PATH '$[4]', leave_key INT PATH '$[5]', error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[6]')) d \
      STRAIGHT_JOIN {pending} p FORCE INDEX (PRIMARY) ON p.house = d.house AND p.id = d.id \
      SET p.status = CASE WHEN d.wait IS NULL THEN 'FAILED' ELSE 'PENDING' END, p.attempts = d.attempts, p.claims = d.claims, \
          p.due_at = CASE WHEN d.wait IS NULL THEN TIMESTAMP'9999-12-31 00:00:00.000000' ELSE UTC_TIMESTAMP(6) + INTERVAL d.wait MICROSECOND END, \
@@ -131,7 +131,7 @@ const SETBACK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]
 
 const ATTEMPTS: &str = "INSERT INTO {attempt} (row_id, attempt, instance, outcome, error, response, took_ms) \
      SELECT d.id, d.attempts, ?, d.outcome, d.error, d.response, d.took FROM JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$[0]', \
-         attempts INT PATH '$[1]', outcome VARCHAR(10) PATH '$[2]', error MEDIUMTEXT PATH '$[3]', response MEDIUMTEXT PATH '$[4]', \
+         attempts INT PATH '$[1]', outcome VARCHAR(10) PATH '$[2]', error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[3]', response MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[4]', \
          took INT PATH '$[5]')) d";
 
 const CLAIM: &str = concat!(

@@ -5,9 +5,9 @@ use std::time::Duration;
 use posthouse::Message;
 use posthouse::store::{Action, MessageFilter, MessageStatus, Setback, Store};
 
-use crate::support::{Fresh, TestDb, done, ids, key_of, on_all_databases, setback, sorted};
+use crate::store::tables::{Fresh, StoreDb, done, ids, key_of, on_all_stores, setback, sorted};
 
-on_all_databases!(
+on_all_stores!(
     requeue_tries_again_from_the_start,
     requeue_leaves_alone_what_is_not_waiting,
     skip_gives_up_and_frees_the_key,
@@ -20,7 +20,7 @@ on_all_databases!(
     the_backlog_counts_what_is_unfinished,
 );
 
-async fn requeue_tries_again_from_the_start<T: TestDb>(db: &Fresh<T>) {
+async fn requeue_tries_again_from_the_start<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..3).map(|_| Message::to("d").key("k"))).await;
     let head = db.thin(published[0]).await;
     db.store.setback("i", &[Setback { leave_key: true, attempts: 9, claims: 3, ..setback(&head, None) }]).await.unwrap();
@@ -39,7 +39,7 @@ async fn requeue_tries_again_from_the_start<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.thin(published[0]).await.attempts, 0);
 }
 
-async fn requeue_leaves_alone_what_is_not_waiting<T: TestDb>(db: &Fresh<T>) {
+async fn requeue_leaves_alone_what_is_not_waiting<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..3).map(|_| Message::to("d"))).await;
     let rows = db.eligible().await;
     db.store.delivered("i", &[done(&rows[0])]).await.unwrap();
@@ -52,7 +52,7 @@ async fn requeue_leaves_alone_what_is_not_waiting<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.int("SELECT count(*) FROM {audit}").await, 0);
 }
 
-async fn skip_gives_up_and_frees_the_key<T: TestDb>(db: &Fresh<T>) {
+async fn skip_gives_up_and_frees_the_key<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..2).map(|_| Message::to("d").key("k"))).await;
     let head = db.thin(published[0]).await;
     db.store.setback("i", &[setback(&head, Some(Duration::ZERO))]).await.unwrap();
@@ -70,7 +70,7 @@ async fn skip_gives_up_and_frees_the_key<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(shown.row.last_error.as_deref(), Some("skipped by ann"));
 }
 
-async fn edit_sends_elsewhere<T: TestDb>(db: &Fresh<T>) {
+async fn edit_sends_elsewhere<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..2).map(|_| Message::to("d").key("k"))).await;
     let head = db.thin(published[0]).await;
     db.store.setback("i", &[setback(&head, None)]).await.unwrap();
@@ -86,7 +86,7 @@ async fn edit_sends_elsewhere<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.store.delivered("i", &[done(&edited)]).await.unwrap(), published[..1]);
 }
 
-async fn every_action_is_counted_and_can_be_asked_for<T: TestDb>(db: &Fresh<T>) {
+async fn every_action_is_counted_and_can_be_asked_for<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish([Message::to("d").key("k"), Message::to("d")]).await;
     let rows = db.eligible().await;
     let start = db.poll().await.changes;
@@ -107,7 +107,7 @@ async fn every_action_is_counted_and_can_be_asked_for<T: TestDb>(db: &Fresh<T>) 
     }
     let since = db.store.changes(first).await.unwrap();
     assert_eq!(since.len(), 1);
-    assert_eq!(crate::support::key_of(&rows[0]), (since[0].house, since[0].key.clone().unwrap()));
+    assert_eq!(crate::store::tables::key_of(&rows[0]), (since[0].house, since[0].key.clone().unwrap()));
     assert_eq!(key_of(&rows[0]).1, since[0].key.clone().unwrap());
     assert!(db.store.changes(second).await.unwrap().is_empty());
     let lines = db.texts("SELECT action FROM {audit} ORDER BY id").await;
@@ -117,7 +117,7 @@ async fn every_action_is_counted_and_can_be_asked_for<T: TestDb>(db: &Fresh<T>) 
 }
 
 /// One message per status: (pending, sending, sent, failed).
-async fn one_of_each<T: TestDb>(db: &Fresh<T>) -> [i64; 4] {
+async fn one_of_each<T: StoreDb>(db: &Fresh<T>) -> [i64; 4] {
     let published = db.publish((0..4).map(|n| Message::to("d").key(n).typed("t").payload("12345"))).await;
     let rows = db.eligible().await;
     db.store.claim("i", &[done(&rows[1])], Duration::from_secs(3600)).await.unwrap();
@@ -136,7 +136,7 @@ async fn list(store: &dyn Store, filter: MessageFilter) -> Vec<i64> {
         .collect()
 }
 
-async fn lists_show_every_status<T: TestDb>(db: &Fresh<T>) {
+async fn lists_show_every_status<T: StoreDb>(db: &Fresh<T>) {
     let [pending, sending, sent, failed] = one_of_each(db).await;
     let all = db.store.list(&MessageFilter { limit: 100, ..MessageFilter::default() }).await.unwrap();
     let found: Vec<_> = all.iter().map(|r| (r.id, r.status.as_str())).collect();
@@ -155,7 +155,7 @@ async fn lists_show_every_status<T: TestDb>(db: &Fresh<T>) {
     }
 }
 
-async fn lists_filter_and_page<T: TestDb>(db: &Fresh<T>) {
+async fn lists_filter_and_page<T: StoreDb>(db: &Fresh<T>) {
     let published =
         db.publish((0..30).map(|n| Message::to(["a", "A"][n % 2]).key(["k", "K", "k "][n % 3]).id(format!("id-{n}")))).await;
     let newest_first: Vec<i64> = published.iter().rev().copied().collect();
@@ -180,7 +180,7 @@ async fn lists_filter_and_page<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(list(&*db.store, moved).await, [published[0]], "by where it goes now");
 }
 
-async fn a_message_shows_everything<T: TestDb>(db: &Fresh<T>) {
+async fn a_message_shows_everything<T: StoreDb>(db: &Fresh<T>) {
     let message = Message::to("d").key("k").typed("t").id("m-1").payload([0, 255]).content_type("x/y").header("h", "v");
     let id = db.publish_one(message).await;
     let shown = db.store.show(id).await.unwrap().unwrap();
@@ -194,7 +194,7 @@ async fn a_message_shows_everything<T: TestDb>(db: &Fresh<T>) {
     assert!(db.store.show(id + 1).await.unwrap().is_none());
 }
 
-async fn the_view_shows_every_status<T: TestDb>(db: &Fresh<T>) {
+async fn the_view_shows_every_status<T: StoreDb>(db: &Fresh<T>) {
     let [pending, sending, sent, failed] = one_of_each(db).await;
     for (status, id) in [("PENDING", pending), ("SENDING", sending), ("SENT", sent), ("FAILED", failed)] {
         assert_eq!(db.int(&format!("SELECT id FROM {{outbox}} WHERE status = '{status}'")).await, id);
@@ -211,7 +211,7 @@ async fn the_view_shows_every_status<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(houses, 4);
 }
 
-async fn the_backlog_counts_what_is_unfinished<T: TestDb>(db: &Fresh<T>) {
+async fn the_backlog_counts_what_is_unfinished<T: StoreDb>(db: &Fresh<T>) {
     assert!(db.store.backlog().await.unwrap().is_empty());
     one_of_each(db).await;
     db.publish([Message::to("D"), Message::to("d")]).await;

@@ -4,11 +4,11 @@ use futures_util::future::join_all;
 use posthouse::store::{Action, House};
 use posthouse::{Error, Message};
 
-use crate::support::{Fresh, TestDb, done, ids, on_all_databases, publish_on, setback};
+use crate::store::tables::{Fresh, StoreDb, done, ids, on_all_stores, publish_on, setback};
 
-on_all_databases!(resizing_keeps_every_row_and_every_key_together);
+on_all_stores!(resizing_keeps_every_row_and_every_key_together);
 
-async fn resizing_keeps_every_row_and_every_key_together<T: TestDb>(db: &Fresh<T>) {
+async fn resizing_keeps_every_row_and_every_key_together<T: StoreDb>(db: &Fresh<T>) {
     if T::HOUSES == 1 {
         let refused = db.store.resize(4).await.unwrap_err();
         assert!(matches!(refused, Error::Config(_)) && refused.to_string().contains("one house"), "{refused}");
@@ -20,7 +20,7 @@ async fn resizing_keeps_every_row_and_every_key_together<T: TestDb>(db: &Fresh<T
     let epochs = db.store.take("a", 100).await.unwrap();
     let highest = epochs.iter().map(|t| t.epoch).max().unwrap();
     // A session that has published before: whatever it keeps prepared must follow.
-    let mut conn = db.place.pool().acquire().await.unwrap();
+    let mut conn = db.place.pool.acquire().await.unwrap();
     for houses in [3u16, 64, 1, 8] {
         let before = db.eligible().await;
         let mut open = db.outbox.begin().await.unwrap();

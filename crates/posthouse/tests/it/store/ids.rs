@@ -5,20 +5,20 @@ use std::time::Duration;
 use posthouse::Message;
 use posthouse::store::{Action, MessageFilter};
 
-use crate::support::{Fresh, TestDb, by_id, done, ids, key_of, on_all_databases, setback};
+use crate::store::tables::{Fresh, StoreDb, by_id, done, ids, key_of, on_all_stores, setback};
 
-on_all_databases!(ids_beyond_32_bits, ids_beyond_53_bits, ids_are_never_given_out_twice);
+on_all_stores!(ids_beyond_32_bits, ids_beyond_53_bits, ids_are_never_given_out_twice);
 
-async fn ids_beyond_32_bits<T: TestDb>(db: &Fresh<T>) {
+async fn ids_beyond_32_bits<T: StoreDb>(db: &Fresh<T>) {
     around(db, 1 << 31).await;
     around(db, 1 << 32).await;
 }
 
-async fn ids_beyond_53_bits<T: TestDb>(db: &Fresh<T>) {
+async fn ids_beyond_53_bits<T: StoreDb>(db: &Fresh<T>) {
     around(db, 1 << 53).await;
 }
 
-async fn around<T: TestDb>(db: &Fresh<T>, middle: i64) {
+async fn around<T: StoreDb>(db: &Fresh<T>, middle: i64) {
     T::next_id(db, middle - 3).await;
     let published = db.publish((0..7).map(|_| Message::to("d").key("k").payload("x"))).await;
     assert_eq!(published, (middle - 3..middle + 4).collect::<Vec<_>>());
@@ -46,7 +46,7 @@ async fn around<T: TestDb>(db: &Fresh<T>, middle: i64) {
     db.run("DELETE FROM {pending}").await;
 }
 
-async fn ids_are_never_given_out_twice<T: TestDb>(db: &Fresh<T>) {
+async fn ids_are_never_given_out_twice<T: StoreDb>(db: &Fresh<T>) {
     let first = db.publish([Message::to("d"), Message::to("d")]).await;
     db.run("DELETE FROM {pending}").await;
     db.run(&format!("DELETE FROM {{message}} WHERE id = {}", first[1])).await;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use posthouse::store::{Backend, House, Store};
 
-use crate::support::{DEADLINE, Fresh, TestDb, on_all_databases};
+use crate::store::tables::{DEADLINE, Fresh, StoreDb, on_all_stores};
 
-on_all_databases!(
+on_all_stores!(
     a_live_instance_takes_and_releases_houses,
     a_lease_that_ran_out_is_never_renewed,
     houses_of_a_dead_instance_are_taken_as_expired,
@@ -24,11 +24,11 @@ async fn owners(store: &dyn Store) -> Vec<Option<String>> {
     store.houses().await.unwrap().into_iter().map(|h| h.owner).collect()
 }
 
-async fn expire<T: TestDb>(db: &Fresh<T>, instance: &str) {
+async fn expire<T: StoreDb>(db: &Fresh<T>, instance: &str) {
     assert_eq!(db.run(&format!("UPDATE {{instance}} SET lease_until = {{PAST}} WHERE instance = '{instance}'")).await, 1);
 }
 
-async fn a_live_instance_takes_and_releases_houses<T: TestDb>(db: &Fresh<T>) {
+async fn a_live_instance_takes_and_releases_houses<T: StoreDb>(db: &Fresh<T>) {
     db.store.join("a", LEASE).await.unwrap();
     let members = db.store.renew("a", LEASE).await.unwrap().unwrap();
     assert_eq!(members.live.len(), 1);
@@ -58,7 +58,7 @@ async fn a_live_instance_takes_and_releases_houses<T: TestDb>(db: &Fresh<T>) {
     db.store.release("a", &[]).await.unwrap();
 }
 
-async fn a_lease_that_ran_out_is_never_renewed<T: TestDb>(db: &Fresh<T>) {
+async fn a_lease_that_ran_out_is_never_renewed<T: StoreDb>(db: &Fresh<T>) {
     assert!(db.store.renew("nobody", LEASE).await.unwrap().is_none());
     db.store.join("a", LEASE).await.unwrap();
     db.store.join("b", LEASE).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_lease_that_ran_out_is_never_renewed<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(members.live.iter().map(|l| l.0.as_str()).collect::<Vec<_>>(), ["b"]);
 }
 
-async fn houses_of_a_dead_instance_are_taken_as_expired<T: TestDb>(db: &Fresh<T>) {
+async fn houses_of_a_dead_instance_are_taken_as_expired<T: StoreDb>(db: &Fresh<T>) {
     db.store.join("a", LEASE).await.unwrap();
     db.store.join("b", LEASE).await.unwrap();
     let first = db.store.take("a", 100).await.unwrap();
@@ -91,7 +91,7 @@ async fn houses_of_a_dead_instance_are_taken_as_expired<T: TestDb>(db: &Fresh<T>
     assert!(db.store.houses().await.unwrap().iter().all(|h| !h.alive && h.owner.as_deref() == Some("b")));
 }
 
-async fn leaving_gives_everything_back<T: TestDb>(db: &Fresh<T>) {
+async fn leaving_gives_everything_back<T: StoreDb>(db: &Fresh<T>) {
     db.store.join("a", LEASE).await.unwrap();
     db.store.take("a", 100).await.unwrap();
     db.store.leave("a").await.unwrap();
@@ -104,7 +104,7 @@ async fn leaving_gives_everything_back<T: TestDb>(db: &Fresh<T>) {
     db.store.leave("nobody").await.unwrap();
 }
 
-async fn two_instances_never_own_one_house<T: TestDb>(db: &Fresh<T>) {
+async fn two_instances_never_own_one_house<T: StoreDb>(db: &Fresh<T>) {
     // Each with connections of its own, as processes have.
     let stores: Vec<_> = (0..4).map(|_| T::Db::store(db.outbox.pool(), db.outbox.tables(), DEADLINE)).collect();
     let mut epochs: HashMap<House, i64> = HashMap::new();
@@ -142,7 +142,7 @@ async fn two_instances_never_own_one_house<T: TestDb>(db: &Fresh<T>) {
     }
 }
 
-async fn only_live_instances_take_houses<T: TestDb>(db: &Fresh<T>) {
+async fn only_live_instances_take_houses<T: StoreDb>(db: &Fresh<T>) {
     assert!(db.store.take("nobody", 100).await.unwrap().is_empty());
     db.store.join("a", LEASE).await.unwrap();
     expire(db, "a").await;
@@ -152,7 +152,7 @@ async fn only_live_instances_take_houses<T: TestDb>(db: &Fresh<T>) {
     assert!(db.store.take("b", 0).await.unwrap().is_empty());
 }
 
-async fn upkeep_forgets_instances_that_are_long_gone<T: TestDb>(db: &Fresh<T>) {
+async fn upkeep_forgets_instances_that_are_long_gone<T: StoreDb>(db: &Fresh<T>) {
     for name in ["owner", "gone", "alive"] {
         db.store.join(name, LEASE).await.unwrap();
     }

@@ -4,9 +4,9 @@ use futures_util::future::join_all;
 use posthouse::store::{Backend, SCHEMA_VERSION};
 use posthouse::{Error, ErrorKind, Message, Outbox};
 
-use crate::support::{DEADLINE, Fresh, TestDb, on_all_databases, outbox_in};
+use crate::store::tables::{DEADLINE, Fresh, StoreDb, on_all_stores, outbox_in};
 
-on_all_databases!(
+on_all_stores!(
     ten_migrations_at_once_make_one_set_of_tables,
     a_newer_schema_is_left_alone,
     names_are_checked,
@@ -14,23 +14,23 @@ on_all_databases!(
     missing_tables_are_told_apart,
 );
 
-async fn ten_migrations_at_once_make_one_set_of_tables<T: TestDb>(_: &Fresh<T>) {
-    let place = T::empty().await;
-    let outboxes: Vec<_> = (0..10).map(|_| outbox_in(&place)).collect();
+async fn ten_migrations_at_once_make_one_set_of_tables<T: StoreDb>(_: &Fresh<T>) {
+    let place = T::place().await;
+    let outboxes: Vec<_> = (0..10).map(|_| outbox_in::<T>(&place)).collect();
     for result in join_all(outboxes.iter().map(Outbox::migrate)).await {
         result.unwrap();
     }
     outboxes[0].migrate().await.unwrap();
-    let store = T::Db::store(place.pool(), outboxes[0].tables(), DEADLINE);
+    let store = T::Db::store(&place.pool, outboxes[0].tables(), DEADLINE);
     assert_eq!(store.check().await.unwrap(), (SCHEMA_VERSION, T::HOUSES as u16));
     assert_eq!(store.houses().await.unwrap().len(), T::HOUSES);
     outboxes[3].publish_alone(Message::to("d")).await.unwrap();
     assert_eq!(store.backlog().await.unwrap()[0].messages, 1);
     drop(store);
-    place.remove().await;
+    T::remove(&place).await;
 }
 
-async fn a_newer_schema_is_left_alone<T: TestDb>(db: &Fresh<T>) {
+async fn a_newer_schema_is_left_alone<T: StoreDb>(db: &Fresh<T>) {
     let id = db.publish_one(Message::to("before")).await;
     db.run("UPDATE {meta} SET schema_version = 99").await;
     db.outbox.migrate().await.unwrap();
@@ -40,63 +40,63 @@ async fn a_newer_schema_is_left_alone<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.eligible().await.len(), 2);
 }
 
-async fn names_are_checked<T: TestDb>(db: &Fresh<T>) {
+async fn names_are_checked<T: StoreDb>(db: &Fresh<T>) {
     for bad in ["", "Ph_", "1a", "a-b", "a\"b", "a`b", "a;b", "ä_", &"x".repeat(33)] {
-        let refused = Outbox::builder(db.place.pool().clone()).prefix(bad).build();
+        let refused = Outbox::builder(db.place.pool.clone()).prefix(bad).build();
         assert!(matches!(refused, Err(Error::Config(_))), "prefix {bad:?}");
-        let refused = Outbox::builder(db.place.pool().clone()).schema(format!("{bad}\"")).build();
+        let refused = Outbox::builder(db.place.pool.clone()).schema(format!("{bad}\"")).build();
         assert!(matches!(refused, Err(Error::Config(_))), "schema {bad:?}");
     }
     for bad in [0, 4097] {
-        let refused = Outbox::builder(db.place.pool().clone()).houses(bad).build();
+        let refused = Outbox::builder(db.place.pool.clone()).houses(bad).build();
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Config, "houses {bad}");
     }
 }
 
-async fn two_sets_of_tables_live_side_by_side<T: TestDb>(db: &Fresh<T>) {
+async fn two_sets_of_tables_live_side_by_side<T: StoreDb>(db: &Fresh<T>) {
     // The longest prefix there may be.
     let prefix = format!("{}_", "o".repeat(31));
-    let mut builder = Outbox::builder(db.place.pool().clone()).prefix(&prefix).houses(2);
-    if let Some(schema) = db.place.schema() {
+    let mut builder = Outbox::builder(db.place.pool.clone()).prefix(&prefix).houses(2);
+    if let Some(schema) = &db.place.schema {
         builder = builder.schema(schema);
     }
     let other = builder.build().unwrap();
     other.migrate().await.unwrap();
     other.publish_alone(Message::to("other").dedup_key("k")).await.unwrap();
     db.outbox.publish_alone(Message::to("first").dedup_key("k")).await.unwrap();
-    let store = T::Db::store(db.place.pool(), other.tables(), DEADLINE);
+    let store = T::Db::store(&db.place.pool, other.tables(), DEADLINE);
     assert_eq!(store.backlog().await.unwrap()[0].destination, "other");
     assert_eq!(db.store.backlog().await.unwrap()[0].destination, "first");
     assert_eq!(store.check().await.unwrap().1 as usize, T::HOUSES.min(2));
     store.upkeep().await.unwrap();
 }
 
-async fn missing_tables_are_told_apart<T: TestDb>(db: &Fresh<T>) {
-    let mut builder = Outbox::builder(db.place.pool().clone()).prefix("nowhere_");
-    if let Some(schema) = db.place.schema() {
+async fn missing_tables_are_told_apart<T: StoreDb>(db: &Fresh<T>) {
+    let mut builder = Outbox::builder(db.place.pool.clone()).prefix("nowhere_");
+    if let Some(schema) = &db.place.schema {
         builder = builder.schema(schema);
     }
     let nowhere = builder.build().unwrap();
-    let missing = T::Db::store(db.place.pool(), nowhere.tables(), DEADLINE).check().await.unwrap_err();
+    let missing = T::Db::store(&db.place.pool, nowhere.tables(), DEADLINE).check().await.unwrap_err();
     assert!(matches!(missing, Error::Schema(_)), "{missing:?}");
     assert!(missing.to_string().contains("posthouse migrate"), "{missing}");
     assert!(nowhere.publish_alone(Message::to("d")).await.is_err());
 }
 
-#[cfg(feature = "sqlite")]
 mod sqlite_only {
     use posthouse::store::Backend;
     use posthouse::{Error, Message, Outbox};
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 
-    use crate::support::{DEADLINE, Fresh, Sqlite, TestDb};
+    use crate::store::tables::{DEADLINE, Fresh};
+    use crate::support::Sqlite;
 
     #[tokio::test]
     async fn a_schema_is_refused() {
         let db = Fresh::<Sqlite>::new().await;
-        let refused = Outbox::builder(db.place.pool().clone()).schema("app").build().unwrap_err();
+        let refused = Outbox::builder(db.place.pool.clone()).schema("app").build().unwrap_err();
         assert!(matches!(refused, Error::Config(_)) && refused.to_string().contains("SQLite"), "{refused}");
-        db.place.remove().await;
+        db.remove().await;
     }
 
     #[tokio::test]
@@ -116,7 +116,7 @@ mod sqlite_only {
     async fn migration_turns_on_wal_mode() {
         let db = Fresh::<Sqlite>::new().await;
         assert_eq!(db.texts("SELECT journal_mode FROM pragma_journal_mode").await, [Some("wal".to_owned())]);
-        db.place.remove().await;
+        db.remove().await;
     }
 
     #[tokio::test]
@@ -132,7 +132,7 @@ mod sqlite_only {
         assert!(loaded[0].1.as_ref().unwrap_err().contains("destination"));
         assert!(loaded[1].1.is_ok());
         assert_eq!(db.store.list(&posthouse::store::MessageFilter { limit: 9, ..Default::default() }).await.unwrap().len(), 2);
-        db.place.remove().await;
+        db.remove().await;
     }
 
     #[tokio::test]
@@ -145,6 +145,6 @@ mod sqlite_only {
         ] {
             assert!(db.try_run(&format!("INSERT INTO {{message}} ({bad}")).await.is_err(), "{bad}");
         }
-        db.place.remove().await;
+        db.remove().await;
     }
 }

@@ -9,3 +9,4 @@ mod order;
 mod outcomes;
 mod publish;
 mod reading;
+mod tables;

@@ -5,16 +5,16 @@ use std::time::Duration;
 use posthouse::Message;
 use posthouse::store::Mark;
 
-use crate::support::{Fresh, TestDb, by_id, done, ids, key_of, on_all_databases, setback};
+use crate::store::tables::{Fresh, StoreDb, by_id, done, ids, key_of, on_all_stores, setback};
 
-on_all_databases!(
+on_all_stores!(
     before_is_the_nearest_lower_pending_row_of_the_key,
     keys_that_look_alike_are_different_keys,
     a_sweep_returns_only_heads,
     of_keys_reads_the_lowest_rows_of_each_key,
 );
 
-async fn before_is_the_nearest_lower_pending_row_of_the_key<T: TestDb>(db: &Fresh<T>) {
+async fn before_is_the_nearest_lower_pending_row_of_the_key<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish(["a", "b", "a", "b", "a"].map(|k| Message::to("d").key(k))).await;
     let unkeyed = db.publish_one(Message::to("d")).await;
     let before = async || by_id(db.poll().await.rows).iter().map(|t| (t.id, t.before)).collect::<Vec<_>>();
@@ -40,7 +40,7 @@ async fn before_is_the_nearest_lower_pending_row_of_the_key<T: TestDb>(db: &Fres
     assert_eq!(db.thin(a3).await.before, Some(a1));
 }
 
-async fn keys_that_look_alike_are_different_keys<T: TestDb>(db: &Fresh<T>) {
+async fn keys_that_look_alike_are_different_keys<T: StoreDb>(db: &Fresh<T>) {
     let keys = ["e", "E", "é", "e\u{301}", "e ", " e", "e\t", "ß", "ss", "ı", "i", "1", "01", "1.0", "ａ", "a"];
     db.publish(keys.map(|k| Message::to("d").key(k))).await;
     // The same text, divided differently between destination and key.
@@ -58,7 +58,7 @@ async fn keys_that_look_alike_are_different_keys<T: TestDb>(db: &Fresh<T>) {
     }
 }
 
-async fn a_sweep_returns_only_heads<T: TestDb>(db: &Fresh<T>) {
+async fn a_sweep_returns_only_heads<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..30).map(|n| Message::to("d").key(n % 3))).await;
     let unkeyed = db.publish([Message::to("d"), Message::to("d")]).await;
     let marks = db.marks().await;
@@ -84,7 +84,7 @@ async fn a_sweep_returns_only_heads<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(houses.len(), per_house.len());
 }
 
-async fn of_keys_reads_the_lowest_rows_of_each_key<T: TestDb>(db: &Fresh<T>) {
+async fn of_keys_reads_the_lowest_rows_of_each_key<T: StoreDb>(db: &Fresh<T>) {
     // More keys than fit into one statement of any store.
     let published = db.publish((0..450).map(|n| Message::to("d").key(n % 150))).await;
     let rows = db.eligible().await;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use posthouse::Message;
 use posthouse::store::{Attempt, Done, House, Setback};
 
-use crate::support::{Fresh, TestDb, done, ids, on_all_databases, setback, sorted};
+use crate::store::tables::{Fresh, StoreDb, done, ids, on_all_stores, setback, sorted};
 
-on_all_databases!(
+on_all_stores!(
     delivered_rows_are_gone_and_have_a_receipt,
     delivered_is_guarded_by_house_and_version,
     a_large_batch_is_delivered_at_once,
@@ -19,7 +19,7 @@ on_all_databases!(
     a_claim_marks_rows_before_they_are_sent,
 );
 
-async fn delivered_rows_are_gone_and_have_a_receipt<T: TestDb>(db: &Fresh<T>) {
+async fn delivered_rows_are_gone_and_have_a_receipt<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..20).map(|n| Message::to("d").key(n))).await;
     let rows = db.eligible().await;
     let batch: Vec<Done> = rows.iter().take(15).map(done).collect();
@@ -41,7 +41,7 @@ async fn delivered_rows_are_gone_and_have_a_receipt<T: TestDb>(db: &Fresh<T>) {
     assert!(db.store.delivered("instance-a", &[]).await.unwrap().is_empty());
 }
 
-async fn delivered_is_guarded_by_house_and_version<T: TestDb>(db: &Fresh<T>) {
+async fn delivered_is_guarded_by_house_and_version<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..3).map(|n| Message::to("d").key(n))).await;
     let rows = db.eligible().await;
     let mut batch: Vec<Done> = rows.iter().map(done).collect();
@@ -53,7 +53,7 @@ async fn delivered_is_guarded_by_house_and_version<T: TestDb>(db: &Fresh<T>) {
     assert!(db.store.show(published[0]).await.unwrap().unwrap().delivered.is_none());
 }
 
-async fn a_large_batch_is_delivered_at_once<T: TestDb>(db: &Fresh<T>) {
+async fn a_large_batch_is_delivered_at_once<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..5_000).map(|_| Message::to("d"))).await;
     let batch: Vec<Done> = db.eligible().await.iter().map(done).collect();
     assert_eq!(sorted(db.store.delivered("i", &batch).await.unwrap()), published);
@@ -68,7 +68,7 @@ fn logged(setback: Setback) -> Setback {
     }
 }
 
-async fn a_setback_waits_and_is_logged<T: TestDb>(db: &Fresh<T>) {
+async fn a_setback_waits_and_is_logged<T: StoreDb>(db: &Fresh<T>) {
     let id = db.publish_one(Message::to("d").key("k").max_attempts(5)).await;
     let thin = db.thin(id).await;
     assert_eq!(thin.max_attempts, Some(5));
@@ -97,7 +97,7 @@ async fn a_setback_waits_and_is_logged<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(line.instance, "instance-a");
 }
 
-async fn a_setback_without_wait_is_failed<T: TestDb>(db: &Fresh<T>) {
+async fn a_setback_without_wait_is_failed<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish([Message::to("d").key("k"), Message::to("d").key("k")]).await;
     let thin = db.thin(published[0]).await;
     let failed = logged(setback(&thin, None));
@@ -112,7 +112,7 @@ async fn a_setback_without_wait_is_failed<T: TestDb>(db: &Fresh<T>) {
     assert!(houses.iter().all(|h| h.next_due.is_none()), "nothing will be due: {houses:?}");
 }
 
-async fn a_failed_row_may_leave_its_key<T: TestDb>(db: &Fresh<T>) {
+async fn a_failed_row_may_leave_its_key<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish([Message::to("d").key("k"), Message::to("d").key("k")]).await;
     let thin = db.thin(published[0]).await;
     let skipped = Setback { leave_key: true, ..setback(&thin, None) };
@@ -121,7 +121,7 @@ async fn a_failed_row_may_leave_its_key<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.thin(published[1]).await.before, None);
 }
 
-async fn a_setback_is_guarded_by_version<T: TestDb>(db: &Fresh<T>) {
+async fn a_setback_is_guarded_by_version<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish([Message::to("d"), Message::to("d")]).await;
     let rows = db.eligible().await;
     let mut batch = vec![logged(setback(&rows[0], None)), logged(setback(&rows[1], None))];
@@ -133,7 +133,7 @@ async fn a_setback_is_guarded_by_version<T: TestDb>(db: &Fresh<T>) {
     assert!(db.store.setback("i", &[]).await.unwrap().is_empty());
 }
 
-async fn any_error_text_can_be_recorded<T: TestDb>(db: &Fresh<T>) {
+async fn any_error_text_can_be_recorded<T: StoreDb>(db: &Fresh<T>) {
     // As the relay passes it: NUL replaced, cut on a character at 4 KiB.
     let texts = ["a\u{fffd}b", "", "'; DROP TABLE x; --", "\"\\\u{7f}\u{1}\r\n\t", &"😀".repeat(1024), "\u{202e}שלום"];
     let published = db.publish(texts.map(|_| Message::to("d"))).await;
@@ -155,7 +155,7 @@ async fn any_error_text_can_be_recorded<T: TestDb>(db: &Fresh<T>) {
     }
 }
 
-async fn a_claim_marks_rows_before_they_are_sent<T: TestDb>(db: &Fresh<T>) {
+async fn a_claim_marks_rows_before_they_are_sent<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish([Message::to("d").key("k"), Message::to("d").key("k"), Message::to("d")]).await;
     let rows = db.eligible().await;
     let mut stale = done(&rows[2]);

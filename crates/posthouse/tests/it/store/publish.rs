@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use posthouse::{Error, Message};
 use sqlx::Connection as _;
 
-use crate::support::{Fresh, TestDb, ids, on_all_databases, publish_on};
+use crate::store::tables::{Fresh, StoreDb, ids, on_all_stores, publish_on};
 
-on_all_databases!(
+on_all_stores!(
     what_was_published_is_loaded_byte_for_byte,
     nothing_is_left_of_what_did_not_commit,
     publish_needs_a_transaction,
@@ -23,7 +23,7 @@ on_all_databases!(
     a_delayed_message_waits,
 );
 
-async fn what_was_published_is_loaded_byte_for_byte<T: TestDb>(db: &Fresh<T>) {
+async fn what_was_published_is_loaded_byte_for_byte<T: StoreDb>(db: &Fresh<T>) {
     let all_bytes: Vec<u8> = (0..=255).collect();
     let big: Vec<u8> = (0..1_000_000u32).map(|n| (n % 251) as u8).collect();
     let published = [
@@ -72,7 +72,7 @@ async fn what_was_published_is_loaded_byte_for_byte<T: TestDb>(db: &Fresh<T>) {
     }
 }
 
-async fn nothing_is_left_of_what_did_not_commit<T: TestDb>(db: &Fresh<T>) {
+async fn nothing_is_left_of_what_did_not_commit<T: StoreDb>(db: &Fresh<T>) {
     let mut tx = db.outbox.begin().await.unwrap();
     tx.publish(Message::to("rolled-back")).await.unwrap();
     tx.rollback().await.unwrap();
@@ -105,8 +105,8 @@ async fn nothing_is_left_of_what_did_not_commit<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.int("SELECT count(*) FROM {message}").await, 2);
 }
 
-async fn publish_needs_a_transaction<T: TestDb>(db: &Fresh<T>) {
-    let mut conn = db.place.pool().acquire().await.unwrap();
+async fn publish_needs_a_transaction<T: StoreDb>(db: &Fresh<T>) {
+    let mut conn = db.place.pool.acquire().await.unwrap();
     let refused = publish_on::<T>(&db.outbox, &mut conn, Message::to("orders")).await;
     assert!(matches!(refused, Err(Error::NotInTransaction)), "{refused:?}");
     let refused = db.outbox.publish_many(&mut conn, [Message::to("orders")]).await;
@@ -117,7 +117,7 @@ async fn publish_needs_a_transaction<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.eligible().await.len(), 1);
 }
 
-async fn publish_many_keeps_order_and_count<T: TestDb>(db: &Fresh<T>) {
+async fn publish_many_keeps_order_and_count<T: StoreDb>(db: &Fresh<T>) {
     // More rows than any driver has bind parameters.
     const COUNT: usize = 20_000;
     let mut tx = db.outbox.begin().await.unwrap();
@@ -147,7 +147,7 @@ async fn publish_many_keeps_order_and_count<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.int("SELECT count(*) FROM {message}").await, COUNT as i64);
 }
 
-async fn tx_publish_many<T: TestDb>(
+async fn tx_publish_many<T: StoreDb>(
     db: &Fresh<T>,
     tx: &mut posthouse::Tx<T::Db>,
     messages: impl IntoIterator<Item = Message>,
@@ -156,7 +156,7 @@ async fn tx_publish_many<T: TestDb>(
     ids.iter().map(ToString::to_string).collect()
 }
 
-async fn a_dedup_key_publishes_once<T: TestDb>(db: &Fresh<T>) {
+async fn a_dedup_key_publishes_once<T: StoreDb>(db: &Fresh<T>) {
     let message = || Message::to("orders").dedup_key("order-7-placed").payload("x");
     let first = db.outbox.publish_alone(message()).await.unwrap();
     let mut tx = db.outbox.begin().await.unwrap();
@@ -180,7 +180,7 @@ async fn a_dedup_key_publishes_once<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(destinations, ["1", "2", "5", "6"]);
 }
 
-async fn a_dedup_key_publishes_once_when_used_at_the_same_time<T: TestDb>(db: &Fresh<T>) {
+async fn a_dedup_key_publishes_once_when_used_at_the_same_time<T: StoreDb>(db: &Fresh<T>) {
     let publish = (0..8).map(|n| db.outbox.publish_alone(Message::to(format!("d{n}")).dedup_key("same")));
     for result in join_all(publish).await {
         assert_eq!(result.unwrap().as_str(), "same");
@@ -189,7 +189,7 @@ async fn a_dedup_key_publishes_once_when_used_at_the_same_time<T: TestDb>(db: &F
     assert_eq!(db.int("SELECT count(*) FROM {message}").await, 1);
 }
 
-async fn a_dedup_key_is_free_again_after_a_rollback<T: TestDb>(db: &Fresh<T>) {
+async fn a_dedup_key_is_free_again_after_a_rollback<T: StoreDb>(db: &Fresh<T>) {
     let mut tx = db.outbox.begin().await.unwrap();
     tx.publish(Message::to("orders").dedup_key("k")).await.unwrap();
     tx.rollback().await.unwrap();
@@ -197,7 +197,7 @@ async fn a_dedup_key_is_free_again_after_a_rollback<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.eligible().await.len(), 1);
 }
 
-async fn a_plain_insert_publishes<T: TestDb>(db: &Fresh<T>) {
+async fn a_plain_insert_publishes<T: StoreDb>(db: &Fresh<T>) {
     db.run("INSERT INTO {message} (destination, payload) VALUES ('orders', '[1, \"ä\"]')").await;
     db.run("INSERT INTO {message} (destination, message_key, type, headers) VALUES ('orders', 'k', 't', '[1]')").await;
     let rows = db.eligible().await;
@@ -210,7 +210,7 @@ async fn a_plain_insert_publishes<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(rows[0].size as usize, envelope.payload.len());
 }
 
-async fn a_plain_insert_has_limits_too<T: TestDb>(db: &Fresh<T>) {
+async fn a_plain_insert_has_limits_too<T: StoreDb>(db: &Fresh<T>) {
     let long = "x".repeat(256);
     for bad in [
         "(destination) VALUES ('')".to_owned(),
@@ -225,7 +225,7 @@ async fn a_plain_insert_has_limits_too<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(db.int("SELECT count(*) FROM {pending}").await, 0);
 }
 
-async fn every_publisher_agrees_on_the_house<T: TestDb>(db: &Fresh<T>) {
+async fn every_publisher_agrees_on_the_house<T: StoreDb>(db: &Fresh<T>) {
     db.publish((0..100).map(|n| Message::to("many").key(format!("schlüssel {n}")))).await;
     db.publish((0..50).map(|_| Message::to("unkeyed"))).await;
     for n in 0..100 {
@@ -240,7 +240,7 @@ async fn every_publisher_agrees_on_the_house<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(keys.len(), 100, "both ways of publishing give a key the same hash");
 }
 
-async fn a_delayed_message_waits<T: TestDb>(db: &Fresh<T>) {
+async fn a_delayed_message_waits<T: StoreDb>(db: &Fresh<T>) {
     let hour = Duration::from_secs(3600);
     db.publish_one(Message::to("later").deliver_in(hour)).await;
     db.publish_one(Message::to("later").deliver_at(SystemTime::now() + 2 * hour)).await;

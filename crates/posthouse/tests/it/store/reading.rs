@@ -5,9 +5,9 @@ use std::time::Duration;
 use posthouse::Message;
 use posthouse::store::{Mark, Setback};
 
-use crate::support::{Fresh, TestDb, by_id, done, ids, on_all_databases, setback, sorted};
+use crate::store::tables::{Fresh, StoreDb, by_id, done, ids, on_all_stores, setback, sorted};
 
-on_all_databases!(
+on_all_stores!(
     a_poll_reads_above_its_marks,
     a_poll_reads_up_to_its_limit_per_house,
     a_poll_leaves_out_excluded_destinations,
@@ -18,7 +18,7 @@ on_all_databases!(
     a_row_that_cannot_be_decoded_is_an_error_of_its_own,
 );
 
-async fn a_poll_reads_above_its_marks<T: TestDb>(db: &Fresh<T>) {
+async fn a_poll_reads_above_its_marks<T: StoreDb>(db: &Fresh<T>) {
     let empty = db.poll().await;
     assert!(empty.rows.is_empty());
     assert_eq!(empty.houses.len(), T::HOUSES);
@@ -54,7 +54,7 @@ async fn a_poll_reads_above_its_marks<T: TestDb>(db: &Fresh<T>) {
     assert!(db.store.poll(&[], 1000, &[]).await.unwrap().rows.is_empty());
 }
 
-async fn a_poll_reads_up_to_its_limit_per_house<T: TestDb>(db: &Fresh<T>) {
+async fn a_poll_reads_up_to_its_limit_per_house<T: StoreDb>(db: &Fresh<T>) {
     db.publish((0..100).map(|n| Message::to(format!("d{n}")))).await;
     let all = db.poll().await;
     let some = db.store.poll(&db.marks().await, 2, &[]).await.unwrap();
@@ -66,7 +66,7 @@ async fn a_poll_reads_up_to_its_limit_per_house<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(some.houses, all.houses, "the limit doesn't change what is told about a house");
 }
 
-async fn a_poll_leaves_out_excluded_destinations<T: TestDb>(db: &Fresh<T>) {
+async fn a_poll_leaves_out_excluded_destinations<T: StoreDb>(db: &Fresh<T>) {
     let names = ["full", "Full", "full ", "ful", "a'b\"c", "ü"];
     let published = db.publish(names.iter().flat_map(|n| (0..3).map(|_| Message::to(*n)))).await;
     let left = async |excluded: &[&str]| {
@@ -88,7 +88,7 @@ async fn a_poll_leaves_out_excluded_destinations<T: TestDb>(db: &Fresh<T>) {
     assert!(poll.rows.iter().all(|t| t.destination != "full") && !poll.rows.is_empty());
 }
 
-async fn a_poll_tells_when_the_next_row_is_due<T: TestDb>(db: &Fresh<T>) {
+async fn a_poll_tells_when_the_next_row_is_due<T: StoreDb>(db: &Fresh<T>) {
     let hour = Duration::from_secs(3600);
     let id = db.publish_one(Message::to("a").key("k")).await;
     let thin = db.thin(id).await;
@@ -110,11 +110,11 @@ async fn a_poll_tells_when_the_next_row_is_due<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(poll.rows[0].due, Some(946_684_800_000_000), "microseconds of the database's clock");
 }
 
-async fn rows_that_wait_are_in_no_read<T: TestDb>(db: &Fresh<T>) {
+async fn rows_that_wait_are_in_no_read<T: StoreDb>(db: &Fresh<T>) {
     let hour = Duration::from_secs(3600);
     let published = db.publish((0..4).map(|n| Message::to("d").key(n))).await;
     let rows = db.eligible().await;
-    let keys: Vec<_> = rows.iter().map(crate::support::key_of).collect();
+    let keys: Vec<_> = rows.iter().map(crate::store::tables::key_of).collect();
     db.store.setback("i", &[setback(&rows[0], Some(hour)), setback(&rows[1], None)]).await.unwrap();
     db.store.claim("i", &[done(&rows[2])], hour).await.unwrap();
     let (marks, houses) = (db.marks().await, db.all_houses().await);
@@ -129,7 +129,7 @@ async fn rows_that_wait_are_in_no_read<T: TestDb>(db: &Fresh<T>) {
     assert!(next <= hour, "a failed row is never due: {next:?}");
 }
 
-async fn due_rows_page_by_time_and_id<T: TestDb>(db: &Fresh<T>) {
+async fn due_rows_page_by_time_and_id<T: StoreDb>(db: &Fresh<T>) {
     let published = db.publish((0..40).map(|n| Message::to(if n % 4 == 0 { "full" } else { "d" }).key(n))).await;
     let rows = db.eligible().await;
     // Many of them at the same instant.
@@ -156,7 +156,7 @@ async fn due_rows_page_by_time_and_id<T: TestDb>(db: &Fresh<T>) {
     assert!(one.rows.iter().all(|t| t.house == houses[0]));
 }
 
-async fn of_destination_reads_one_destination<T: TestDb>(db: &Fresh<T>) {
+async fn of_destination_reads_one_destination<T: StoreDb>(db: &Fresh<T>) {
     db.publish((0..30).map(|n| Message::to(["a", "A", "b"][n % 3]))).await;
     let all = db.poll().await.rows;
     let mut marks = db.marks().await;
@@ -174,7 +174,7 @@ async fn of_destination_reads_one_destination<T: TestDb>(db: &Fresh<T>) {
     assert_eq!(above.len(), found.len() - houses.len());
 }
 
-async fn a_row_that_cannot_be_decoded_is_an_error_of_its_own<T: TestDb>(db: &Fresh<T>) {
+async fn a_row_that_cannot_be_decoded_is_an_error_of_its_own<T: StoreDb>(db: &Fresh<T>) {
     let good = db.publish_one(Message::to("d").payload("good")).await;
     db.run("INSERT INTO {message} (destination, headers) VALUES ('d', '[1]')").await;
     let bad = db.int("SELECT max(id) FROM {message}").await;

@@ -1,0 +1,234 @@
+//! A fresh set of tables in each database.
+
+use clap::ValueEnum;
+use posthouse::store::Backend;
+use posthouse::{Outbox, Tx};
+use sqlx::{AssertSqlSafe, MySqlPool, PgPool, Row, SqlitePool};
+
+/// The databases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    Postgres,
+    Mysql,
+    Sqlite,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Postgres => "postgres",
+            Kind::Mysql => "mysql",
+            Kind::Sqlite => "sqlite",
+        }
+    }
+}
+
+fn url(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        eprintln!("{variable} is not set; run: scripts/services start && eval \"$(scripts/services env)\"");
+        std::process::exit(3)
+    })
+}
+
+/// Ends the run with what went wrong: a figure of a failed run is worth nothing.
+pub(crate) fn must<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) -> T {
+    result.unwrap_or_else(|e| {
+        eprintln!("{what}: {e}");
+        std::process::exit(1)
+    })
+}
+
+fn fresh_name() -> String {
+    format!("bench_{:08x}", fastrand::u32(..))
+}
+
+/// A database the rig can measure: how to get a fresh set of tables, and the raw loops that set the limit.
+pub(crate) trait Rig: Backend {
+    const KIND: Kind;
+    /// A fresh, migrated set of tables.
+    fn fresh() -> impl Future<Output = Outbox<Self>> + Send;
+    /// Reads and deletes everything pending, one batch after the other on one connection; answers how many there were.
+    fn raw_drain(outbox: &Outbox<Self>, batch: usize) -> impl Future<Output = Result<usize, sqlx::Error>> + Send;
+    /// Runs one statement that takes no values.
+    fn execute(outbox: &Outbox<Self>, sql: String) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    /// A transaction with one row in `orders`, and perhaps one more plain row beside it.
+    fn business(
+        outbox: &Outbox<Self>,
+        tx: &mut Tx<Self>,
+        order: i64,
+        plain: Option<&[u8]>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    /// Position in the write-ahead log in bytes, where the database tells.
+    fn wal(outbox: &Outbox<Self>) -> impl Future<Output = Option<i64>> + Send;
+}
+
+macro_rules! common {
+    ($wal:expr) => {
+        async fn execute(outbox: &Outbox<Self>, sql: String) -> Result<(), sqlx::Error> {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(outbox.pool()).await?;
+            Ok(())
+        }
+
+        async fn business(outbox: &Outbox<Self>, tx: &mut Tx<Self>, order: i64, plain: Option<&[u8]>) -> Result<(), sqlx::Error> {
+            let (one, two) = Self::statements();
+            let orders = outbox.tables().name("bench_orders");
+            sqlx::query(AssertSqlSafe(one.replace("{t}", &orders))).bind(order).bind("customer").execute(&mut **tx).await?;
+            if let Some(payload) = plain {
+                let plain = outbox.tables().name("bench_plain");
+                sqlx::query(AssertSqlSafe(two.replace("{t}", &plain)))
+                    .bind(order)
+                    .bind("inventory.deduct")
+                    .bind(payload)
+                    .execute(&mut **tx)
+                    .await?;
+            }
+            Ok(())
+        }
+
+        async fn wal(outbox: &Outbox<Self>) -> Option<i64> {
+            let query: Option<&'static str> = $wal;
+            sqlx::query_scalar(query?).fetch_one(outbox.pool()).await.ok()
+        }
+    };
+}
+
+/// The two inserts of a business transaction in each dialect.
+trait Statements {
+    fn statements() -> (&'static str, &'static str);
+}
+
+const MARKED: (&str, &str) =
+    ("INSERT INTO {t} (id, customer) VALUES (?, ?)", "INSERT INTO {t} (order_id, destination, payload) VALUES (?, ?, ?)");
+
+impl Statements for sqlx::Postgres {
+    fn statements() -> (&'static str, &'static str) {
+        ("INSERT INTO {t} (id, customer) VALUES ($1, $2)", "INSERT INTO {t} (order_id, destination, payload) VALUES ($1, $2, $3)")
+    }
+}
+
+impl Statements for sqlx::MySql {
+    fn statements() -> (&'static str, &'static str) {
+        MARKED
+    }
+}
+
+impl Statements for sqlx::Sqlite {
+    fn statements() -> (&'static str, &'static str) {
+        MARKED
+    }
+}
+
+impl Rig for sqlx::Postgres {
+    const KIND: Kind = Kind::Postgres;
+
+    async fn fresh() -> Outbox<Self> {
+        let pool = must("postgres", PgPool::connect(&url("POSTHOUSE_TEST_POSTGRES_URL")).await);
+        let outbox = must("outbox", Outbox::builder(pool).schema(fresh_name()).notify(false).build());
+        must("migrate", outbox.migrate().await);
+        outbox
+    }
+
+    async fn raw_drain(outbox: &Outbox<Self>, batch: usize) -> Result<usize, sqlx::Error> {
+        let (pending, message) = (outbox.tables().name("pending"), outbox.tables().name("message"));
+        let read = format!(
+            "SELECT p.house, p.id, m.payload, m.destination, m.message_id FROM {pending} p JOIN {message} m ON m.id = p.id \
+             WHERE p.house = $1 AND p.id > $2 ORDER BY p.house, p.id LIMIT $3"
+        );
+        let delete = format!("DELETE FROM {pending} p USING unnest($2::bigint[]) AS d(id) WHERE p.house = $1 AND p.id = d.id");
+        let mut conn = outbox.pool().acquire().await?;
+        let houses: Vec<i32> = sqlx::query_scalar(AssertSqlSafe(format!("SELECT house FROM {}", outbox.tables().name("house"))))
+            .fetch_all(&mut *conn)
+            .await?;
+        let mut total = 0;
+        for house in houses {
+            let mut mark = 0i64;
+            loop {
+                let rows = sqlx::query(AssertSqlSafe(read.clone()))
+                    .bind(house)
+                    .bind(mark)
+                    .bind(batch as i64)
+                    .fetch_all(&mut *conn)
+                    .await?;
+                let ids: Vec<i64> = rows.iter().map(|r| r.get(1)).collect();
+                let Some(last) = ids.last() else { break };
+                mark = *last;
+                total += ids.len();
+                sqlx::query(AssertSqlSafe(delete.clone())).bind(house).bind(&ids).execute(&mut *conn).await?;
+            }
+        }
+        Ok(total)
+    }
+
+    common!(Some("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"));
+}
+
+/// The raw loop where parameters are marked by `?`.
+macro_rules! raw_marked {
+    () => {
+        async fn raw_drain(outbox: &Outbox<Self>, batch: usize) -> Result<usize, sqlx::Error> {
+            let (pending, message) = (outbox.tables().name("pending"), outbox.tables().name("message"));
+            let read = format!(
+                "SELECT p.house, p.id, m.payload, m.destination, m.message_id FROM {pending} p JOIN {message} m ON m.id = p.id \
+                 WHERE p.house = ? AND p.id > ? ORDER BY p.house, p.id LIMIT ?"
+            );
+            let mut conn = outbox.pool().acquire().await?;
+            let houses: Vec<i32> =
+                sqlx::query_scalar(AssertSqlSafe(format!("SELECT house FROM {}", outbox.tables().name("house"))))
+                    .fetch_all(&mut *conn)
+                    .await?;
+            let mut total = 0;
+            for house in houses {
+                let mut mark = 0i64;
+                loop {
+                    let rows = sqlx::query(AssertSqlSafe(read.clone()))
+                        .bind(house)
+                        .bind(mark)
+                        .bind(batch as i64)
+                        .fetch_all(&mut *conn)
+                        .await?;
+                    let ids: Vec<i64> = rows.iter().map(|r| r.get(1)).collect();
+                    let Some(last) = ids.last() else { break };
+                    mark = *last;
+                    total += ids.len();
+                    let marks = vec!["?"; ids.len()].join(",");
+                    let delete = format!("DELETE FROM {pending} WHERE house = ? AND id IN ({marks})");
+                    let mut query = sqlx::query(AssertSqlSafe(delete)).bind(house);
+                    for id in &ids {
+                        query = query.bind(id);
+                    }
+                    query.execute(&mut *conn).await?;
+                }
+            }
+            Ok(total)
+        }
+    };
+}
+
+impl Rig for sqlx::MySql {
+    const KIND: Kind = Kind::Mysql;
+
+    async fn fresh() -> Outbox<Self> {
+        let pool = must("mysql", MySqlPool::connect(&url("POSTHOUSE_TEST_MYSQL_URL")).await);
+        let outbox = must("outbox", Outbox::builder(pool).prefix(format!("{}_", fresh_name())).build());
+        must("migrate", outbox.migrate().await);
+        outbox
+    }
+
+    raw_marked!();
+    common!(None);
+}
+
+impl Rig for sqlx::Sqlite {
+    const KIND: Kind = Kind::Sqlite;
+
+    async fn fresh() -> Outbox<Self> {
+        let path = std::env::temp_dir().join(format!("{}.sqlite", fresh_name()));
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path).create_if_missing(true);
+        let outbox = Outbox::new(must("sqlite", SqlitePool::connect_with(options).await));
+        must("migrate", outbox.migrate().await);
+        outbox
+    }
+
+    raw_marked!();
+    common!(None);
+}
