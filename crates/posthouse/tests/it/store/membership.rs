@@ -163,3 +163,33 @@ async fn upkeep_forgets_instances_that_are_long_gone<T: StoreDb>(db: &Fresh<T>) 
     let left = db.texts("SELECT instance FROM {instance} ORDER BY instance").await;
     assert_eq!(left.iter().flatten().collect::<Vec<_>>(), ["alive", "owner"], "a house still names its owner");
 }
+
+mod postgres_only {
+    use super::*;
+    use crate::support::{Postgres, SOON, wait_for};
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_renewal_that_is_under_way_counts() {
+        let db = Fresh::<Postgres>::new().await;
+        db.store.join("a", LEASE).await.unwrap();
+        db.store.join("b", LEASE).await.unwrap();
+        db.store.take("a", 100).await.unwrap();
+        // Asked for in time, written, and not yet committed when the old lease ends.
+        db.run("UPDATE {instance} SET lease_until = clock_timestamp() - interval '1 second' WHERE instance = 'a'").await;
+        let mut renewal = db.outbox.begin().await.unwrap();
+        let renew = db.sql("UPDATE {instance} SET lease_until = clock_timestamp() + interval '1 hour' WHERE instance = 'a'");
+        <Postgres as StoreDb>::run(&mut renewal, renew).await.unwrap();
+
+        let store = db.store.clone();
+        let take = tokio::spawn(async move { store.take("b", 100).await });
+        let blocked = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{}%'",
+            db.outbox.tables().schema().unwrap()
+        );
+        wait_for("the take to wait for the renewal, or to end", SOON, async || take.is_finished() || db.int(&blocked).await > 0)
+            .await;
+        renewal.commit().await.unwrap();
+        assert!(take.await.unwrap().unwrap().is_empty(), "a lives");
+        db.remove().await;
+    }
+}
