@@ -4,3 +4,7 @@
 mod http;
 #[cfg(all(feature = "mysql", feature = "relay"))]
 mod mysql;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod store;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod support;
