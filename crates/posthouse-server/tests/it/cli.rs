@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Dir, Schema, ph, posthouse, run, run_with_stdin};
+use crate::support::{Dir, Schema, on_postgres, ph, posthouse, run, run_with_stdin};
 
 /// A directory with a configuration and migrated tables.
 fn migrated(rest: &str) -> (Dir, Schema) {
@@ -79,6 +79,11 @@ fn what_is_published_can_be_listed_and_shown() {
     let shown = ph(&dir, &["messages", "show", &id, "--json"]).code(0).json();
     assert_eq!(shown["payload"], json!({ "a": [1, 2] }));
     assert_eq!(shown["headers"], json!({ "x": "y=z" }).to_string(), "as stored");
+    // Laid out otherwise and with keys in another order than a parser would give.
+    ph(&dir, &["publish", "orders", "{\"z\":1.00,\t\"a\":[ ]}", "--id", "raw"]).code(0);
+    assert!(ph(&dir, &["messages", "show", "raw"]).stdout.contains("{\n    \"z\": 1.00,\n    \"a\": []\n  }"));
+    let ran = ph(&dir, &["messages", "show", "raw", "--json"]).code(0);
+    assert!(ran.stdout.contains("\"z\":1.00") && ran.json()["payload"] == json!({ "z": 1.0, "a": [] }), "{}", ran.stdout);
     let ran = ph(&dir, &["messages", "show", "nope"]).code(1);
     assert!(ran.stderr.contains("no message \"nope\""), "{}", ran.stderr);
 }
@@ -173,17 +178,12 @@ fn messages_are_skipped_requeued_and_edited() {
 fn bulk_work_goes_through_all_pages_and_asks_first() {
     let (dir, schema) = migrated(ORDERS);
     // More than one page, published as plain SQL does it.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        use sqlx::Connection;
-        let mut conn = sqlx::PgConnection::connect(&schema.url).await.unwrap();
-        let sql = format!(
-            "INSERT INTO \"{}\".posthouse_message (message_id, type, destination, payload, content_type) \
-             SELECT 'm' || n, '', CASE WHEN n <= 1100 THEN 'orders' ELSE 'other' END, '', 'text/plain' FROM generate_series(1, 1103) n",
-            schema.name
-        );
-        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
-    });
+    let sql = format!(
+        "INSERT INTO \"{}\".posthouse_message (message_id, type, destination, payload, content_type) \
+         SELECT 'm' || n, '', CASE WHEN n <= 1100 THEN 'orders' ELSE 'other' END, '', 'text/plain' FROM generate_series(1, 1103) n",
+        schema.name
+    );
+    on_postgres(&schema.url, sql);
     let ran = ph(&dir, &["messages", "skip", "--all", "--status", "PENDING"]).code(2);
     assert!(ran.stderr.contains("give --yes"), "{}", ran.stderr);
     let ran = ph(&dir, &["messages", "skip", "--all", "--status", "PENDING", "--destination", "orders", "--yes"]).code(0);

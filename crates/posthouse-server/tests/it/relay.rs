@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Dir, Receiver, Running, Schema, ph, posthouse, wait_for};
+use crate::support::{Dir, MySqlDatabase, Receiver, Running, Schema, ph, posthouse, wait_for};
 
 struct World {
     dir: Dir,
@@ -196,4 +196,53 @@ fn a_port_in_use_is_a_configuration_error() {
     w.dir.write("posthouse.toml", &text.replace("127.0.0.1:0", &w.receiver.address.to_string()));
     let ran = ph(&w.dir, &["relay"]).code(2);
     assert!(ran.stderr.contains("server.listen") && ran.stderr.contains("in use"), "{}", ran.stderr);
+}
+
+/// Publishes, delivers, lists and shows, skips and requeues, whatever the database.
+#[track_caller]
+fn works_on(dir: &Dir, database: &str) {
+    let receiver = Receiver::start();
+    let to = receiver.address;
+    dir.write(
+        "posthouse.toml",
+        &format!(
+            "[databases.main]\n{database}\n[transports.http]\nallow = [\"127.0.0.1\"]\n\
+             [routes.orders]\nto = \"http://{to}/\"\n[server]\nlisten = \"127.0.0.1:0\"\n"
+        ),
+    );
+    ph(dir, &["migrate"]).code(0);
+    ph(dir, &["migrate"]).code(0);
+    ph(dir, &["publish", "orders", "{}", "--id", "a", "--key", "k"]).code(0);
+    ph(dir, &["messages", "skip", "a"]).code(0);
+    ph(dir, &["messages", "requeue", "--all", "--status", "FAILED", "--yes"]).code(0);
+    let relay = Running::start(&mut posthouse(dir));
+    relay.wait_ready();
+    ph(dir, &["publish", "orders", "{}", "--id", "b", "--key", "k"]).code(0);
+    for id in ["a", "b"] {
+        wait_for("sent", || (ph(dir, &["messages", "show", id, "--json"]).code(0).json()["status"] == "SENT").then_some(()));
+    }
+    let order: Vec<String> = receiver.seen().into_iter().map(|s| s.message_id).collect();
+    assert_eq!(order, ["a", "b"]);
+    ph(dir, &["houses", "list"]).code(0);
+    ph(dir, &["relay", "--check"]).code(0);
+    relay.signal("TERM");
+    let (code, log) = relay.ended();
+    assert_eq!(code, 0, "{log}");
+}
+
+#[test]
+fn works_on_sqlite() {
+    let dir = Dir::new();
+    let url = format!("sqlite://{}", dir.path().join("outbox.db").display());
+    let ran = ph(&dir, &["messages", "list", "--database", &url]).code(2);
+    assert!(ran.stderr.contains("run `posthouse migrate`"), "{}", ran.stderr);
+    works_on(&dir, &format!("url = {url:?}"));
+    ph(&dir, &["migrate", "--database", "sqlite::memory:"]).code(2);
+}
+
+#[test]
+fn works_on_mysql() {
+    let dir = Dir::new();
+    let database = MySqlDatabase::new();
+    works_on(&dir, &format!("url = {:?}", database.url));
 }

@@ -12,6 +12,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use serde_json::Value;
+use sqlx::Connection;
 
 /// Long enough for any machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -115,8 +116,7 @@ pub(crate) struct Schema {
 
 impl Schema {
     pub(crate) fn new() -> Self {
-        let url = std::env::var("POSTHOUSE_TEST_POSTGRES_URL")
-            .expect("POSTHOUSE_TEST_POSTGRES_URL is not set; start a server and set it with: eval \"$(scripts/services env)\"");
+        let url = variable("POSTHOUSE_TEST_POSTGRES_URL");
         Self { url, name: unique("srv") }
     }
 
@@ -128,19 +128,61 @@ impl Schema {
 
 impl Drop for Schema {
     fn drop(&mut self) {
-        let (url, name) = (self.url.clone(), self.name.clone());
-        let dropped = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                use sqlx::Connection;
-                let mut conn = sqlx::PgConnection::connect(&url).await.unwrap();
-                let sql = sqlx::AssertSqlSafe(format!("DROP SCHEMA IF EXISTS \"{name}\" CASCADE"));
-                sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
-            });
-        });
+        let (url, sql) = (self.url.clone(), format!("DROP SCHEMA IF EXISTS \"{}\" CASCADE", self.name));
         // A failed test may leave it in use; its name is never used again.
-        let _ = dropped.join();
+        let _ = std::thread::spawn(move || on_postgres(&url, sql)).join();
     }
+}
+
+/// Runs SQL of the test's own.
+pub(crate) fn on_postgres(url: &str, sql: String) {
+    runtime().block_on(async {
+        let mut conn = sqlx::PgConnection::connect(url).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+    });
+}
+
+fn on_mysql(url: &str, sql: String) {
+    runtime().block_on(async {
+        let mut conn = sqlx::MySqlConnection::connect(url).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+    });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// A MySQL or MariaDB database of a test's own.
+pub(crate) struct MySqlDatabase {
+    server: String,
+    name: String,
+    pub(crate) url: String,
+}
+
+impl MySqlDatabase {
+    pub(crate) fn new() -> Self {
+        let server = variable("POSTHOUSE_TEST_MYSQL_URL");
+        let name = unique("srv");
+        on_mysql(&server, format!("CREATE DATABASE {name}"));
+        let mut url = url::Url::parse(&server).unwrap();
+        url.set_path(&name);
+        Self { server, name, url: url.into() }
+    }
+}
+
+impl Drop for MySqlDatabase {
+    fn drop(&mut self) {
+        let (url, sql) = (self.server.clone(), format!("DROP DATABASE {}", self.name));
+        // As for a schema.
+        let _ = std::thread::spawn(move || on_mysql(&url, sql)).join();
+    }
+}
+
+/// A server that the tests need. Without it they fail: a test that is left out proves nothing.
+fn variable(name: &str) -> String {
+    std::env::var(name)
+        .unwrap_or_else(|_| panic!("{name} is not set; start the servers and set it with: eval \"$(scripts/services env)\""))
 }
 
 /// Waits until `met` gives something, and fails with `what` when it takes too long.

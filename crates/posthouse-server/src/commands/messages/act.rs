@@ -128,8 +128,7 @@ async fn all(
         confirm(&format!("{} {what}{to} in database {:?}?", capital(action.name()), database.name), by.yes)?;
     }
     let actor = actor(&by);
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len}  {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len}  {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar());
     // Draws on stderr, and not at all where that is no terminal.
     let bar = ProgressBar::new(expected as u64).with_style(style);
     let (mut changed, mut seen) = (0, 0);
