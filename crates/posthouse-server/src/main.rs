@@ -1,2 +1,54 @@
-//! x
-fn main() {}
+//! `posthouse`: the relay of the transactional outbox as a program, and what people need around it.
+
+mod cli;
+mod commands;
+mod config;
+mod database;
+mod demo;
+mod failure;
+mod http;
+mod output;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{Cli, Command};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    logs(&cli);
+    let json = cli.global.json;
+    let result = match cli.command {
+        Command::Demo(mut args) => {
+            args.json |= json;
+            return demo::run(args).await;
+        }
+        Command::Migrate { print } => commands::migrate::run(&cli.global, print).await,
+        Command::Relay(args) => commands::relay::run(&cli.global, args).await,
+        Command::Publish(args) => commands::publish::run(&cli.global, args).await,
+        Command::Messages(command) => commands::messages::run(&cli.global, command).await,
+        Command::Houses(command) => commands::houses::run(&cli.global, command).await,
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(json),
+    }
+}
+
+fn logs(cli: &Cli) {
+    let runs_long = matches!(cli.command, Command::Relay(_));
+    let default = match (cli.global.verbose, runs_long) {
+        // A person who waits needs no report of slow statements across the progress bar.
+        (0, false) => "warn,sqlx=error",
+        (0, true) | (1, false) => "info",
+        (1, true) | (2, false) => "info,posthouse=debug",
+        _ => "debug,posthouse=trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
+}

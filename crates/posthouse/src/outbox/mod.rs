@@ -205,6 +205,13 @@ impl<DB: Backend> Outbox<DB> {
         &self.inner.pool
     }
 
+    /// What a relay asks of the database, for lists and operator actions where no relay runs. It makes connections of its
+    /// own when they are needed; `deadline` is the longest that one call takes.
+    #[cfg(feature = "relay")]
+    pub fn store(&self, deadline: Duration) -> Arc<dyn crate::store::Store> {
+        DB::store(&self.inner.pool, &self.inner.tables, deadline)
+    }
+
     #[cfg(feature = "relay")]
     pub(crate) fn wake(&self) -> Arc<Wake> {
         self.inner.wake.clone()

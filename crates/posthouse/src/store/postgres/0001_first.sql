@@ -1,10 +1,6 @@
 -- Posthouse schema version 1 for PostgreSQL 13 and newer.
 -- The log: insert-only, one row per message, never updated. Publishers write only this table.
 
-CREATE FUNCTION {houses}() RETURNS integer
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS 'SELECT %HOUSES%';
-
 -- The stable hash all clients agree on: the first 15 hexadecimal digits of an MD5, as a number.
 -- Keyed: of destination, line feed, key. Unkeyed: of the message id.
 CREATE FUNCTION {hash}(destination text, message_key text, message_id text) RETURNS bigint
@@ -12,9 +8,8 @@ CREATE FUNCTION {hash}(destination text, message_key text, message_id text) RETU
     AS $$SELECT ('x' || pg_catalog.substr(pg_catalog.md5(CASE WHEN message_key IS NULL THEN message_id
                   ELSE destination || pg_catalog.chr(10) || message_key END), 1, 15))::bit(60)::bigint$$;
 
-CREATE FUNCTION {house_of}(destination text, message_key text, message_id text) RETURNS integer
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$SELECT ({hash}(destination, message_key, message_id) % {houses}())::integer$$;
+-- The house of a message.
+%HOUSE_OF%;
 
 CREATE TABLE {message} (
     id           bigint GENERATED ALWAYS AS IDENTITY,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
 use crate::store::{SCHEMA_VERSION, Tables};
 use crate::{Error, ErrorKind};
@@ -21,13 +21,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const FIRST: &str = include_str!("0001_first.sql");
 
+/// Replaced whole by a resize. The number stands in it as a constant, because sessions keep plans in which this function is
+/// expanded, and throw them away when it is replaced; had it called a function for the number, that one's result would have
+/// stayed in their plans, and their messages would have gone to houses that nobody reads.
+const HOUSE_OF: &str =
+    "CREATE OR REPLACE FUNCTION {house_of}(destination text, message_key text, message_id text) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$SELECT ({hash}(destination, message_key, message_id) % %HOUSES%)::integer$$";
+
+fn first(houses: u16) -> String {
+    FIRST.replace("%HOUSE_OF%", HOUSE_OF).replace("%HOUSES%", &houses.to_string())
+}
+
 /// The notification channel of a set of tables.
 pub(crate) fn channel(tables: &Tables) -> String {
     format!("{}.{}wake", tables.schema().unwrap_or("public"), tables.prefix())
 }
 
 pub(crate) fn text(tables: &Tables, houses: u16) -> String {
-    let mut out = tables.text(&FIRST.replace("%HOUSES%", &houses.to_string()));
+    let mut out = tables.text(&first(houses));
     for number in 0..=PARTITIONS_AHEAD {
         out.push('\n');
         out.push_str(&partition(tables, number));
@@ -87,7 +99,7 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
                     sqlx::raw_sql(tables.sql("CREATE SCHEMA {schema}")).execute(&mut *tx).await?;
                 }
             }
-            sqlx::raw_sql(tables.sql(&FIRST.replace("%HOUSES%", &houses.to_string()))).execute(&mut *tx).await?;
+            sqlx::raw_sql(tables.sql(&first(houses))).execute(&mut *tx).await?;
             partitions_ahead(&mut tx, tables).await?;
         }
     }
@@ -109,18 +121,20 @@ pub(super) async fn version(conn: &mut PgConnection, tables: &Tables) -> Result<
     Ok(sqlx::query_scalar(tables.sql("SELECT schema_version FROM {meta}")).fetch_optional(conn).await?)
 }
 
-/// The newest id given out, and how many partitions are ready above its own.
+/// The newest id given out (or to be given out next), and the numbers of the partitions.
 pub(super) async fn ahead(conn: &mut PgConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
-    let rows = sqlx::query(tables.sql(
-        "SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence($1, 'id')), 0) AS last, \
-                ARRAY(SELECT (regexp_match(c.relname, '_p([0-9]+)$'))[1]::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
-                       WHERE i.inhparent = to_regclass($1) ORDER BY 1) AS parts",
-    ))
+    // The sequence itself: pg_sequence_last_value knows nothing about one that was restarted until it is used again.
+    let sequence: String =
+        sqlx::query_scalar("SELECT pg_get_serial_sequence($1, 'id')").bind(tables.name("message")).fetch_one(&mut *conn).await?;
+    let last = sqlx::query_scalar(AssertSqlSafe(format!("SELECT last_value FROM {sequence}"))).fetch_one(&mut *conn).await?;
+    let parts: Vec<Option<i64>> = sqlx::query_scalar(
+        "SELECT ARRAY(SELECT (regexp_match(c.relname, '_p([0-9]+)$'))[1]::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+                       WHERE i.inhparent = to_regclass($1) ORDER BY 1)",
+    )
     .bind(tables.name("message"))
     .fetch_one(conn)
     .await?;
-    let parts: Vec<Option<i64>> = rows.try_get("parts")?;
-    Ok((rows.try_get("last")?, parts.into_iter().flatten().collect()))
+    Ok((last, parts.into_iter().flatten().collect()))
 }
 
 /// Makes the missing partitions; answers how many. Runs inside a transaction with a lock timeout.
@@ -162,12 +176,7 @@ pub(super) async fn resize(conn: &mut PgConnection, tables: &Tables, houses: u16
     let mut tx = conn.begin().await?;
     sqlx::raw_sql("SET LOCAL lock_timeout = '30s'").execute(&mut *tx).await?;
     sqlx::raw_sql(tables.sql("LOCK TABLE {pending}, {house}, {meta} IN EXCLUSIVE MODE")).execute(&mut *tx).await?;
-    let number = houses.to_string();
-    sqlx::raw_sql(tables.sql(&format!(
-        "CREATE OR REPLACE FUNCTION {{houses}}() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT {number}'"
-    )))
-    .execute(&mut *tx)
-    .await?;
+    sqlx::raw_sql(tables.sql(&HOUSE_OF.replace("%HOUSES%", &houses.to_string()))).execute(&mut *tx).await?;
     let moved = sqlx::query(tables.sql(
         "UPDATE {pending} p SET house = {house_of}(m.destination, m.message_key, m.message_id), version = p.version + 1 \
            FROM (SELECT id, destination, message_key, message_id FROM {message} \

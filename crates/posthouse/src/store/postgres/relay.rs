@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPoolOptions, PgRow};
-use sqlx::{PgPool, Row, SqlStr};
+use sqlx::{Connection, PgPool, Row, SqlStr};
 
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
@@ -126,10 +126,16 @@ const RENEW: &str = "WITH me AS (UPDATE {instance} SET lease_until = clock_times
      SELECT NULL, i.instance, (extract(epoch FROM i.lease_until - clock_timestamp()) * 1000000)::bigint, (SELECT count(*) FROM me) \
        FROM {instance} i WHERE i.lease_until > clock_timestamp()";
 
+// Takers go one after the other, and renewals that are under way are waited for: otherwise the statement below could judge an
+// owner by a snapshot from before it joined, or before its lease was renewed, and take a house from the living.
+// Upkeep removes rows that are older than those locked here, so the two don't meet.
+const TAKE_LOCKS: &str = "LOCK TABLE {house} IN SHARE ROW EXCLUSIVE MODE; \
+     SELECT FROM {instance} WHERE lease_until > clock_timestamp() - interval '1 hour' ORDER BY instance FOR SHARE";
+
 const TAKE: &str = "UPDATE {house} h SET owner = $1, epoch = h.epoch + 1, taken_at = clock_timestamp() \
      FROM (SELECT f.house, f.owner FROM {house} f \
             WHERE f.owner IS NULL OR NOT EXISTS (SELECT FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > clock_timestamp()) \
-            ORDER BY f.house LIMIT $2 FOR UPDATE OF f SKIP LOCKED) free \
+            ORDER BY f.house LIMIT $2) free \
      WHERE h.house = free.house AND EXISTS (SELECT FROM {instance} i WHERE i.instance = $1 AND i.lease_until > clock_timestamp()) \
      RETURNING h.house, h.epoch, free.owner IS NOT NULL AS expired";
 
@@ -157,6 +163,7 @@ struct Statements {
     setback: SqlStr,
     claim: SqlStr,
     renew: SqlStr,
+    take_locks: SqlStr,
     take: SqlStr,
 }
 
@@ -194,6 +201,7 @@ impl PostgresStore {
                 setback: sql(SETBACK),
                 claim: sql(CLAIM),
                 renew: sql(RENEW),
+                take_locks: sql(TAKE_LOCKS),
                 take: sql(TAKE),
             },
         }
@@ -309,7 +317,10 @@ impl Store for PostgresStore {
 
     fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
         on!(self.lease, self.deadline, "taking houses", |c| {
-            let rows = sqlx::query(self.sql.take.clone()).bind(instance).bind(most as i64).fetch_all(&mut *c).await?;
+            let mut tx = c.begin().await?;
+            sqlx::raw_sql(self.sql.take_locks.clone()).execute(&mut *tx).await?;
+            let rows = sqlx::query(self.sql.take.clone()).bind(instance).bind(most as i64).fetch_all(&mut *tx).await?;
+            tx.commit().await?;
             let taken = |r: &PgRow| Ok(Taken { house: House(r.try_get(0)?), epoch: r.try_get(1)?, expired: r.try_get(2)? });
             Ok(rows.iter().map(taken).collect::<Result<_, sqlx::Error>>()?)
         })

@@ -85,12 +85,14 @@ macro_rules! statements {
         }
 
         async fn number(pool: &sqlx::Pool<Self::Db>, sql: String) -> i64 {
-            let n: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+            let n: Option<i64> =
+                sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
             n.unwrap_or(0)
         }
 
         async fn number_in(conn: &mut <Self::Db as sqlx::Database>::Connection, sql: String) -> i64 {
-            let n: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(conn).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+            let n: Option<i64> =
+                sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(conn).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
             n.unwrap_or(0)
         }
     };

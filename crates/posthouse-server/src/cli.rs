@@ -1,0 +1,243 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use posthouse::store::MessageStatus;
+
+use crate::demo::DemoArgs;
+
+const AFTER: &str = "\
+Configuration: the file given with -c, else ./posthouse.toml, else one database from --database or \
+POSTHOUSE_DATABASE_URL. Prefer the variable: other users of this machine can see a command line.
+
+Exit codes: 0 done; 1 the thing asked for is not so; 2 usage or configuration; 3 a needed service can't be reached.
+
+Results go to stdout, logs to stderr (RUST_LOG or -v say how much).";
+
+/// The transactional outbox: relay, messages, houses
+#[derive(Debug, Parser)]
+#[command(name = "posthouse", version, after_help = AFTER, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Configuration file [default: posthouse.toml, if there is one]
+    #[arg(short, long, global = true, value_name = "FILE", env = "POSTHOUSE_CONFIG", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Name of a configured database, or the URL of one
+    #[arg(long, global = true, value_name = "NAME|URL")]
+    pub(crate) database: Option<String>,
+    /// One JSON document on stdout instead of text for people
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// More on stderr; twice for even more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Create or upgrade the tables
+    Migrate {
+        /// Print the SQL of a first migration and do nothing
+        #[arg(long)]
+        print: bool,
+    },
+    /// Run the relay, with health and metrics over HTTP, until it is told to stop
+    Relay(RelayArgs),
+    /// Write one message, in a transaction of its own
+    Publish(PublishArgs),
+    /// Look at messages and decide about failed ones
+    #[command(subcommand)]
+    Messages(Messages),
+    /// Look at houses: the units that relay instances share out
+    #[command(subcommand)]
+    Houses(Houses),
+    /// Play through crashes and outages with a small order service, and count that nothing was lost
+    Demo(DemoArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// Validate everything, connect, say what would run, and stop
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Print the configuration in effect, defaults included, secrets redacted, and stop
+    #[arg(long, conflicts_with = "check")]
+    pub(crate) print_config: bool,
+    /// When told to stop: how long messages in flight may take to finish
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration, value_name = "TIME")]
+    pub(crate) drain: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PublishArgs {
+    /// A route's name, or an address such as https://host/path
+    pub(crate) destination: String,
+    /// The payload; "-" reads it from stdin
+    #[arg(default_value = "", hide_default_value = true, allow_hyphen_values = true)]
+    pub(crate) payload: String,
+    /// Ordering key: messages of one destination and key are delivered one after the other
+    #[arg(long)]
+    pub(crate) key: Option<String>,
+    /// Type of the message, as receivers know it
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// A header; may be given several times
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    pub(crate) headers: Vec<(String, String)>,
+    /// Media type of the payload [default: application/json if the payload is JSON, else application/octet-stream]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) content_type: Option<String>,
+    /// The message's id [default: a new one]
+    #[arg(long)]
+    pub(crate) id: Option<String>,
+    /// Write nothing if this was used before
+    #[arg(long, value_name = "KEY")]
+    pub(crate) dedup_key: Option<String>,
+    /// FAILED after this many failed attempts, whatever the route says
+    #[arg(long, value_name = "N")]
+    pub(crate) max_attempts: Option<u32>,
+    /// Send it no earlier than this from now
+    #[arg(long = "in", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) after: Option<Duration>,
+    /// Accept a destination that this configuration doesn't know
+    #[arg(long)]
+    pub(crate) any_destination: bool,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Messages {
+    /// List messages, newest first
+    List {
+        #[command(flatten)]
+        filter: Filter,
+        /// Only this key
+        #[arg(long)]
+        key: Option<String>,
+        /// Only this message id
+        #[arg(long)]
+        id: Option<String>,
+        /// At most this many
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
+        /// Only those with a row id below this one: the next page
+        #[arg(long, value_name = "ROW")]
+        before: Option<i64>,
+    },
+    /// Show one message: payload, headers, attempts
+    Show {
+        /// Row id or message id
+        id: String,
+        /// The whole payload, however long
+        #[arg(long)]
+        full: bool,
+    },
+    /// Send FAILED messages (and ones that wait for a retry) again, now, with all their attempts
+    Requeue {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        by: By,
+    },
+    /// Give messages up: FAILED, and later ones of their key go on
+    Skip {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        by: By,
+    },
+    /// Send messages that aren't delivered yet to another destination
+    Edit {
+        /// Row ids or message ids
+        #[arg(required = true)]
+        ids: Vec<String>,
+        /// The new destination: a route's name or an address
+        #[arg(long)]
+        destination: String,
+        /// Accept a destination that this configuration doesn't know
+        #[arg(long)]
+        any_destination: bool,
+        #[command(flatten)]
+        by: By,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Filter {
+    /// Only this status
+    #[arg(long, ignore_case = true)]
+    pub(crate) status: Option<Status>,
+    /// Only this destination
+    #[arg(long)]
+    pub(crate) destination: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Which {
+    /// Row ids or message ids
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) ids: Vec<String>,
+    /// All messages with --status, and with --destination if it is given
+    #[arg(long, requires = "status")]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) filter: Filter,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct By {
+    /// Who does it, for the audit log [default: the name of the user]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) actor: Option<String>,
+    /// Don't ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "UPPER")]
+pub(crate) enum Status {
+    Pending,
+    Sending,
+    Sent,
+    Failed,
+}
+
+impl From<Status> for MessageStatus {
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Pending => Self::Pending,
+            Status::Sending => Self::Sending,
+            Status::Sent => Self::Sent,
+            Status::Failed => Self::Failed,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Houses {
+    /// Show who owns which houses, and what waits in them
+    List,
+    /// Change the number of houses; publishers wait while it runs
+    Resize {
+        /// 1 to 4096
+        #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
+        houses: u16,
+        /// Don't ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}

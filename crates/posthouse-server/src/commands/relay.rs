@@ -1,0 +1,271 @@
+//! `posthouse relay`: relays for all databases, and the HTTP server beside them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use posthouse::transport::Http;
+use posthouse::{Relay, RelayBuilder};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use super::load;
+use crate::cli::{Global, RelayArgs};
+use crate::config::{Config, redact_url};
+use crate::database::Database;
+use crate::failure::Failure;
+use crate::http::{Served, ServedRelay, router};
+use crate::output::{self, clean, count};
+
+/// How long answers over HTTP may take to finish once the relays have stopped.
+const HTTP_END: Duration = Duration::from_secs(1);
+
+pub(crate) async fn run(global: &Global, args: RelayArgs) -> Result<(), Failure> {
+    let config = load(global)?;
+    if args.print_config {
+        if global.json {
+            output::json(&config.shown());
+        } else {
+            output::say(config.shown_toml().trim_end());
+        }
+        return Ok(());
+    }
+    let databases = config.databases.iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
+    if args.check {
+        return check(global, &config, &databases).await;
+    }
+    serve(&config, &databases, args.drain).await
+}
+
+/// A relay with its transports and routes. Each has transports of its own, so that no database waits for another.
+fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure> {
+    let mut builder = database.relay().settings(config.relay.clone());
+    for (name, settings) in &config.transports {
+        let http = Http::new(settings.clone()).map_err(|e| Failure::of(&format!("transport {name:?}"), &e))?;
+        builder = builder.transport(name, http);
+    }
+    for (name, route) in &config.routes {
+        builder = builder.route(name, route.clone());
+    }
+    Ok(builder)
+}
+
+async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Result<(), Failure> {
+    // Installed first, so that a signal during the start is not lost.
+    let mut signals = Signals::new()?;
+    let builders = databases.iter().map(|d| builder(config, d)).collect::<Result<Vec<_>, _>>()?;
+    let listen = config.server.listen;
+    let listener = TcpListener::bind(listen)
+        .await
+        .map_err(|e| Failure::usage(format!("server.listen: {listen} can't be used: {e}; is another posthouse running here?")))?;
+    let address = listener.local_addr().unwrap_or(listen);
+    tracing::info!(%address, "health and metrics over HTTP");
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "health and metrics can be read by other machines (server.allow_public)");
+    }
+    let served = Arc::new(Served {
+        settings: config.relay.clone(),
+        databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
+        draining: AtomicBool::new(false),
+    });
+    let (end, ended) = oneshot::channel::<()>();
+    let mut http = tokio::spawn({
+        let app = router(served.clone());
+        async move {
+            let until = async move {
+                // An error means that the other side is gone, which ends the server too.
+                let _ = ended.await;
+            };
+            if let Err(e) = axum::serve(listener, app).with_graceful_shutdown(until).await {
+                tracing::error!(error = %e, "the HTTP server ended");
+            }
+        }
+    });
+
+    let result = tokio::select! {
+        started = start(databases, builders, &served) => match started {
+            Ok(()) => {
+                signals.next().await;
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        },
+        () = signals.next() => Ok(()),
+    };
+    served.draining.store(true, Ordering::Relaxed);
+    let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
+    if !relays.is_empty() {
+        tracing::info!(deadline = ?drain, "stopping: what is in flight is finished; a second signal stops at once");
+    }
+    tokio::select! {
+        _ = futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(drain))) => {}
+        () = signals.next() => {
+            return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
+        }
+    }
+    // The receiver is gone only when the server has ended by itself.
+    let _ = end.send(());
+    if tokio::time::timeout(HTTP_END, &mut http).await.is_err() {
+        http.abort();
+    }
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
+/// Starts all side by side: one whose database is slow or down doesn't hold up the others.
+async fn start(databases: &[Database], builders: Vec<RelayBuilder>, served: &Served) -> Result<(), Failure> {
+    let starting = databases.iter().zip(builders).zip(&served.databases).map(|((database, builder), place)| async move {
+        let relay = builder.start().await.map_err(|e| database.failure(&e))?;
+        place.started(relay);
+        tracing::info!(database = database.name, url = database.shown, "relay started");
+        Ok(())
+    });
+    let failures = futures_util::future::join_all(starting).await.into_iter().filter_map(Result::err);
+    failures.reduce(Failure::and).map_or(Ok(()), Err)
+}
+
+/// SIGINT and SIGTERM, each time they come.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> Result<Self, Failure> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let told = |e: std::io::Error| Failure::not_so(format!("signals can't be received: {e}"));
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(told)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(told)?,
+        })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Result<Self, Failure> {
+        Ok(Self {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn check(global: &Global, config: &Config, databases: &[Database]) -> Result<(), Failure> {
+    // Transports are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    for database in databases {
+        drop(builder(config, database)?);
+    }
+    let answers = futures_util::future::join_all(databases.iter().map(Database::ready)).await;
+    let mut told = Vec::new();
+    let mut failure: Option<Failure> = None;
+    for (database, answer) in databases.iter().zip(answers) {
+        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.connections });
+        match answer {
+            Ok((_, version, houses)) => {
+                line["schema_version"] = version.into();
+                line["houses"] = houses.into();
+            }
+            Err(e) => {
+                line["error"] = e.text.clone().into();
+                failure = Some(match failure {
+                    None => e,
+                    Some(other) => other.and(e),
+                });
+            }
+        }
+        told.push(line);
+    }
+    if global.json {
+        output::json(&json!({
+            "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
+            "databases": told, "routes": config.shown()["routes"], "transports": config.shown()["transports"],
+        }));
+    } else {
+        checked(config, &told, failure.is_none());
+    }
+    match failure {
+        None => Ok(()),
+        Some(failure) => Err(Failure { printed: true, ..failure }),
+    }
+}
+
+fn checked(config: &Config, databases: &[Value], good: bool) {
+    let relay = &config.relay;
+    let time = humantime::format_duration;
+    output::say(&format!("configuration  {}", config.file.as_ref().map_or("(none)".into(), |f| f.display().to_string())));
+    output::say(&format!("instance       {}", clean(relay.instance.as_deref().unwrap_or("(host name and process id)"))));
+    output::say(&format!(
+        "lease          {}, renewed every {}; a send may take {}",
+        time(relay.lease),
+        time(relay.heartbeat),
+        time(relay.send_timeout)
+    ));
+    output::say(&format!("memory         {} of payloads, {} rows per read", output::bytes(relay.memory as i64), relay.batch));
+    output::say(&format!("http           {}", config.server.listen));
+
+    output::say("");
+    let mut table = output::table(&["database", "url", "schema", "houses", "connections"]);
+    for d in databases {
+        let text = |key: &str| match &d[key] {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => clean(text).into_owned(),
+            other => other.to_string(),
+        };
+        table.add_row([text("name"), text("url"), text("schema_version"), text("houses"), text("connections")]);
+    }
+    output::print_table(table);
+
+    output::say("");
+    let mut table = output::table(&["transport", "kind", "addresses", "not public but allowed"]);
+    for (name, settings) in &config.transports {
+        let addresses = if name == "http" { "http://… https://…".into() } else { format!("{name}:https://…") };
+        let allowed = if settings.allow_private { "all".into() } else { settings.allow.join(", ") };
+        table.add_row([clean(name).into_owned(), "http".into(), addresses, clean(&allowed).into_owned()]);
+    }
+    output::print_table(table);
+
+    output::say("");
+    if config.routes.is_empty() {
+        output::say("no routes: every destination must be an address");
+    } else {
+        let mut table = output::table(&["route", "to", "attempts", "waits", "order", "in flight"]);
+        for (name, route) in &config.routes {
+            let to = if route.to.is_empty() { name } else { &route.to };
+            table.add_row([
+                clean(name).into_owned(),
+                clean(&redact_url(to)).into_owned(),
+                route.retry.max_attempts.to_string(),
+                format!("{} to {}", time(route.retry.base), time(route.retry.cap)),
+                format!("{:?}", route.ordering).to_lowercase(),
+                route.concurrency.to_string(),
+            ]);
+        }
+        output::print_table(table);
+    }
+    if good {
+        let connections: u64 = databases.iter().filter_map(|d| d["connections"].as_u64()).sum();
+        output::say(&format!(
+            "\nok: {} and {}; one instance uses {}",
+            count(databases.len(), "database"),
+            count(config.routes.len(), "route"),
+            count(connections as usize, "connection")
+        ));
+    }
+}

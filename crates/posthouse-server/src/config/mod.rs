@@ -1,0 +1,316 @@
+//! The configuration: `posthouse.toml`, or one database from the command line or the environment.
+
+pub(crate) mod check;
+mod expand;
+mod problem;
+mod redact;
+mod shape;
+mod show;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use posthouse::transport::HttpSettings;
+use posthouse::{RelaySettings, Route};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+pub(crate) use self::problem::Problem;
+use self::problem::join;
+pub(crate) use self::redact::url as redact_url;
+use self::shape::Walk;
+pub(crate) use self::shape::suggest;
+use crate::failure::Failure;
+use crate::output::count;
+
+/// Read when no file is named.
+const DEFAULT_FILE: &str = "posthouse.toml";
+
+/// The variable that names a database when there is no file.
+const DATABASE_VARIABLE: &str = "POSTHOUSE_DATABASE_URL";
+
+/// The name of a database that has none.
+const ONLY: &str = "default";
+
+/// Kinds of transports that people may know from the description of later versions.
+const LATER_KINDS: [&str; 5] = ["rabbitmq", "amqp", "kafka", "nats", "local"];
+
+/// Everything that was configured, checked.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// None: no file, one database from the command line or the environment.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) databases: BTreeMap<String, DatabaseConfig>,
+    /// By scheme.
+    pub(crate) transports: BTreeMap<String, HttpSettings>,
+    pub(crate) routes: BTreeMap<String, Route>,
+    pub(crate) relay: RelaySettings,
+    pub(crate) server: ServerConfig,
+}
+
+/// `[databases.NAME]`.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct DatabaseConfig {
+    pub(crate) url: String,
+    #[serde(default = "prefix")]
+    pub(crate) prefix: String,
+    pub(crate) schema: Option<String>,
+    pub(crate) houses: Option<u16>,
+}
+
+fn prefix() -> String {
+    "posthouse_".into()
+}
+
+impl std::fmt::Debug for DatabaseConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DatabaseConfig")
+            .field("url", &redact_url(&self.url))
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DatabaseConfig {
+    fn of_url(url: String) -> Self {
+        Self { url, prefix: prefix(), schema: None, houses: None }
+    }
+}
+
+/// `[server]`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ServerConfig {
+    pub(crate) listen: SocketAddr,
+    pub(crate) allow_public: bool,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8420)), allow_public: false }
+    }
+}
+
+/// Reads and checks the configuration. `database` is the command line's `--database`: a name or a URL.
+pub(crate) fn load(file: Option<&Path>, database: Option<&str>) -> Result<Config, Failure> {
+    let file = match file {
+        Some(file) => Some(file.to_owned()),
+        None => Some(PathBuf::from(DEFAULT_FILE)).filter(|f| f.exists()),
+    };
+    let text = match &file {
+        Some(file) => {
+            std::fs::read_to_string(file).map_err(|e| Failure::usage(format!("{} can't be read: {e}", file.display())))?
+        }
+        None => String::new(),
+    };
+    // Only what isn't Unicode can't be told from what isn't set; no setting can hold it anyway.
+    let env = |name: &str| std::env::var(name).ok();
+    let told = |mut problems: Vec<Problem>| {
+        problems.sort_by(|a, b| a.path.cmp(&b.path));
+        let place = file.as_ref().map_or_else(|| "the configuration".into(), |f| f.display().to_string());
+        let text = format!("{place} has {}", count(problems.len(), "problem"));
+        Failure { problems, ..Failure::usage(text) }
+    };
+    let table: Table = text.parse().map_err(|e| told(vec![syntax(&text, &e)]))?;
+    let mut config = parse(table, &env).map_err(&told)?;
+    config.file.clone_from(&file);
+
+    let given = database.filter(|d| d.contains(':')).map(str::to_owned);
+    let given = given.or_else(|| env(DATABASE_VARIABLE).filter(|url| !url.is_empty() && config.databases.is_empty()));
+    if let Some(url) = given {
+        let only = DatabaseConfig::of_url(url);
+        let mut problems = Vec::new();
+        check::database("--database", &only, &BTreeMap::new(), &mut problems);
+        if !problems.is_empty() {
+            return Err(told(problems));
+        }
+        config.databases = BTreeMap::from([(ONLY.to_owned(), only)]);
+    } else if let Some(name) = database {
+        let Some(chosen) = config.databases.remove(name) else {
+            let known: Vec<&str> = config.databases.keys().map(String::as_str).collect();
+            return Err(Failure::usage(no_database(name, &known, file.as_deref())));
+        };
+        config.databases = BTreeMap::from([(name.to_owned(), chosen)]);
+    }
+    if config.databases.is_empty() {
+        let place = match &file {
+            Some(file) => format!("{} configures no database", file.display()),
+            None => format!("no database is configured and there is no {DEFAULT_FILE} here"),
+        };
+        return Err(Failure::usage(format!(
+            "{place}.\nDo one of these:\n  \
+             write a posthouse.toml with a [databases.NAME] and its url, and name it with -c unless it is in this directory\n  \
+             set {DATABASE_VARIABLE}, for example postgres://user:password@host/database\n  \
+             give --database URL"
+        )));
+    }
+    Ok(config)
+}
+
+fn no_database(name: &str, known: &[&str], file: Option<&Path>) -> String {
+    if known.is_empty() {
+        let place =
+            file.map_or_else(|| format!("there is no {DEFAULT_FILE} here"), |f| format!("{} configures none", f.display()));
+        return format!("no database {name:?}: {place}; give a URL, such as postgres://user:password@host/database");
+    }
+    match suggest(name, known.iter().copied()) {
+        Some(meant) => format!("no database {name:?} is configured; did you mean {meant:?}?"),
+        None => format!("no database {name:?} is configured; there are {}", known.join(", ")),
+    }
+}
+
+/// The parser's own report quotes the line, which may hold a secret; so only the place and the reason are told.
+fn syntax(text: &str, e: &toml::de::Error) -> Problem {
+    let place = match e.span() {
+        Some(span) => {
+            let before = &text[..span.start.min(text.len())];
+            let line = before.matches('\n').count() + 1;
+            let column = before.rsplit('\n').next().map_or(0, |l| l.chars().count()) + 1;
+            format!("line {line}, column {column}")
+        }
+        None => "the file".into(),
+    };
+    Problem::new(place, None, format!("is not TOML: {}", e.message())).fix("strings stand in quotes, tables are [like.this]")
+}
+
+fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, Vec<Problem>> {
+    let mut walk = Walk::new(env);
+    walk.table("", &shape::FILE, &mut table);
+    let transports = transports(&mut walk, table.remove("transports"));
+    let databases: BTreeMap<String, DatabaseConfig> =
+        sections(&mut walk, "databases", table.remove("databases"), |walk, at, t| {
+            // Without a URL the rest can't be judged; if there was a wrong one, that has been told.
+            let url = t.contains_key("url");
+            let below = format!("{at}.");
+            let told = |p: &Problem| p.path == join(at, "url") || p.path.starts_with(&below) && p.reason.contains("\"url\"");
+            if !url && !walk.problems.iter().any(told) {
+                walk.problems
+                    .push(Problem::new(join(at, "url"), None, "is missing").fix("url = \"postgres://user@host/database\""));
+            }
+            url
+        });
+    let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
+    let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
+    let listen_shown = walk.shown.get("server.listen").cloned();
+    let server = server(&mut walk, table.remove("server"), listen_shown);
+    let config = Config { file: None, databases, transports, routes, relay, server };
+    check::relations(&config, &mut walk);
+    if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
+}
+
+/// A table as the type it stands for. The walk has taken out what doesn't fit, so an error here is rare.
+fn section<T: DeserializeOwned + Default>(walk: &mut Walk<'_>, at: &str, value: Option<Value>) -> T {
+    let Some(value) = value else { return T::default() };
+    typed(walk, at, value).unwrap_or_default()
+}
+
+fn typed<T: DeserializeOwned>(walk: &mut Walk<'_>, at: &str, value: Value) -> Option<T> {
+    match serde_path_to_error::deserialize(value) {
+        Ok(typed) => Some(typed),
+        Err(e) => {
+            let inner = e.path().to_string();
+            let path = if inner == "." { at.to_owned() } else { format!("{at}.{inner}") };
+            let shown = walk.shown.get(&path).cloned();
+            // The message of serde may quote the value.
+            let reason = match &shown {
+                Some(value) if value.contains(redact::REDACTED) => "doesn't fit here".into(),
+                _ => e.into_inner().message().to_owned(),
+            };
+            walk.problems.push(Problem::new(path, shown, reason));
+            None
+        }
+    }
+}
+
+fn sections<T: DeserializeOwned>(
+    walk: &mut Walk<'_>,
+    at: &str,
+    value: Option<Value>,
+    wanted: impl Fn(&mut Walk<'_>, &str, &Table) -> bool,
+) -> BTreeMap<String, T> {
+    let mut out = BTreeMap::new();
+    let Some(Value::Table(tables)) = value else { return out };
+    for (name, value) in tables {
+        let at = join(at, &name);
+        let Value::Table(table) = value else { continue };
+        if wanted(walk, &at, &table)
+            && let Some(typed) = typed(walk, &at, Value::Table(table))
+        {
+            out.insert(name, typed);
+        }
+    }
+    out
+}
+
+fn transports(walk: &mut Walk<'_>, value: Option<Value>) -> BTreeMap<String, HttpSettings> {
+    let mut out = BTreeMap::new();
+    if let Some(Value::Table(tables)) = value {
+        for (name, value) in tables {
+            let at = join("transports", &name);
+            let Value::Table(mut table) = value else {
+                walk.problems.push(Problem::new(at, None, "must be a table").fix(format!("write [transports.{name}]")));
+                continue;
+            };
+            let valid = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase())
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+.-_".contains(&b));
+            if !valid || name == "https" || name == "local" {
+                let reason = match name.as_str() {
+                    "https" => "the transport \"http\" serves https:// addresses too",
+                    "local" => "local handlers exist only inside a service with an embedded relay",
+                    _ => "is the scheme of addresses: must be a-z, 0-9, +, ., - and _, starting with a letter",
+                };
+                walk.problems.push(Problem::new(&at, None, reason).fix("give it another name, such as [transports.http]"));
+                continue;
+            }
+            let kind_at = join(&at, "kind");
+            let kind = match table.get("kind") {
+                Some(Value::String(kind)) => kind.clone(),
+                Some(_) => {
+                    walk.problems.push(Problem::new(&kind_at, None, "must be text in quotes").fix("kind = \"http\""));
+                    continue;
+                }
+                None if name == "http" => "http".into(),
+                None => {
+                    walk.problems.push(Problem::new(&kind_at, None, "is missing").fix("kind = \"http\""));
+                    continue;
+                }
+            };
+            if kind != "http" {
+                let reason = if LATER_KINDS.contains(&kind.as_str()) {
+                    "not available in this version"
+                } else {
+                    "no such kind of transport"
+                };
+                let problem = Problem::new(&kind_at, Some(format!("{kind:?}")), reason);
+                walk.problems.push(problem.fix("the one kind of this version is \"http\""));
+                // The other keys belong to a kind that isn't here.
+                continue;
+            }
+            walk.table(&at, &shape::HTTP, &mut table);
+            table.remove("kind");
+            if let Some(settings) = typed(walk, &at, Value::Table(table)) {
+                out.insert(name, settings);
+            }
+        }
+    }
+    out.entry("http".into()).or_default();
+    out
+}
+
+fn server(walk: &mut Walk<'_>, value: Option<Value>, shown: Option<String>) -> ServerConfig {
+    let mut out = ServerConfig::default();
+    let Some(Value::Table(table)) = value else { return out };
+    out.allow_public = table.get("allow_public").and_then(Value::as_bool).unwrap_or_default();
+    if let Some(listen) = table.get("listen").and_then(Value::as_str) {
+        match listen.parse() {
+            Ok(listen) => out.listen = listen,
+            Err(_) => walk.problems.push(
+                Problem::new("server.listen", shown, "must be an IP address and a port")
+                    .fix("listen = \"127.0.0.1:8420\", or \"[::1]:8420\""),
+            ),
+        }
+    }
+    out
+}

@@ -1,0 +1,357 @@
+//! Which keys there are and what each may hold, so that every mistake is found at once and told in our own words.
+//!
+//! Values are the library's types in the end; a test below keeps this list and those types together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use toml::{Table, Value};
+
+use super::expand::expand;
+use super::problem::{Problem, join};
+use super::redact::{self, REDACTED};
+
+/// What a key may hold.
+#[derive(Debug)]
+pub(super) enum Shape {
+    Text,
+    /// Text that is never shown.
+    Secret,
+    /// Text whose secret parts are never shown.
+    Url,
+    Bool,
+    Whole(i64, i64),
+    Number,
+    Duration,
+    Texts,
+    OneOf(&'static [&'static str]),
+    Table(Keys),
+    /// A table with names of the user's own.
+    Named(&'static Shape),
+}
+
+type Keys = &'static [(&'static str, Shape)];
+
+const U32: Shape = Shape::Whole(0, u32::MAX as i64);
+const SIZE: Shape = Shape::Whole(0, i64::MAX);
+
+const RETRY: Keys = &[("max_attempts", U32), ("base", Shape::Duration), ("factor", Shape::Number), ("cap", Shape::Duration)];
+const HTTP_ROUTE: Keys = &[
+    ("method", Shape::Text),
+    ("content_type", Shape::Text),
+    ("authorization", Shape::Secret),
+    ("headers", Shape::Named(&Shape::Secret)),
+];
+const ROUTE: Keys = &[
+    ("to", Shape::Url),
+    ("retry", Shape::Table(RETRY)),
+    ("ordering", Shape::OneOf(&["strict", "none"])),
+    ("on_exhausted", Shape::OneOf(&["block", "skip"])),
+    ("concurrency", U32),
+    ("rate", Shape::Number),
+    ("http", Shape::Table(HTTP_ROUTE)),
+];
+const RELAY: Keys = &[
+    ("instance", Shape::Text),
+    ("lease", Shape::Duration),
+    ("heartbeat", Shape::Duration),
+    ("send_timeout", Shape::Duration),
+    ("lease_margin", Shape::Duration),
+    ("idle_poll", Shape::Duration),
+    ("near_sweep", Shape::Duration),
+    ("full_sweep", Shape::Duration),
+    ("database_timeout", Shape::Duration),
+    ("batch", U32),
+    ("memory", SIZE),
+    ("max_claims", U32),
+    ("default_route", Shape::Table(ROUTE)),
+];
+pub(super) const HTTP: Shape = Shape::Table(&[
+    ("kind", Shape::Text),
+    ("allow_private", Shape::Bool),
+    ("allow", Shape::Texts),
+    ("response_limit", SIZE),
+    ("connect_timeout", Shape::Duration),
+    ("user_agent", Shape::Text),
+]);
+const DATABASE: Shape = Shape::Table(&[
+    ("url", Shape::Url),
+    ("prefix", Shape::Text),
+    ("schema", Shape::Text),
+    ("houses", Shape::Whole(1, posthouse::store::MAX_HOUSES as i64)),
+]);
+const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
+/// The whole file, but for transports: what they hold depends on their kind.
+pub(super) const FILE: Shape = Shape::Table(&[
+    ("databases", Shape::Named(&DATABASE)),
+    ("transports", Shape::Named(&Shape::Table(&[]))),
+    ("routes", Shape::Named(&ROUTE_SHAPE)),
+    ("relay", Shape::Table(RELAY)),
+    ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
+]);
+
+/// Keys that people may know from the description of later versions.
+const LATER: [&str; 6] = ["groups", "retention", "alerts", "inbox", "databases.*.tables", "server.token"];
+
+/// Goes through the file, expands variables, collects problems, and takes out what is wrong.
+pub(super) struct Walk<'a> {
+    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    pub(super) problems: Vec<Problem>,
+    /// Every leaf that was there, as it may be shown.
+    pub(super) shown: BTreeMap<String, String>,
+    /// Names of keys that were wrong, and what they may have been meant to be: relations with them can't be judged.
+    pub(super) doubtful: BTreeSet<String>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        Self { env, problems: Vec::new(), shown: BTreeMap::new(), doubtful: BTreeSet::new() }
+    }
+
+    fn say(&mut self, problem: Problem, key: &str) {
+        self.problems.push(problem);
+        self.doubtful.insert(key.to_owned());
+    }
+
+    /// Checks a table against the keys it may have.
+    pub(super) fn table(&mut self, path: &str, shape: &Shape, table: &mut Table) {
+        let names: Vec<String> = table.keys().cloned().collect();
+        for key in names {
+            let at = join(path, &key);
+            let inner = match shape {
+                Shape::Named(inner) => inner,
+                Shape::Table(keys) => match keys.iter().find(|(name, _)| *name == key) {
+                    // `to` makes no sense where every destination brings its own address.
+                    Some(_) if at == "relay.default_route.to" => {
+                        self.say(
+                            Problem::new(&at, None, "has no effect: a destination without a route is itself an address")
+                                .fix("remove it, or add a [routes.\"name\"] with this \"to\""),
+                            "to",
+                        );
+                        table.remove(&key);
+                        continue;
+                    }
+                    Some((_, inner)) => inner,
+                    None => {
+                        self.unknown(path, &key, keys);
+                        table.remove(&key);
+                        continue;
+                    }
+                },
+                _ => continue,
+            };
+            if path == "transports" {
+                continue;
+            }
+            if let Some(value) = table.get_mut(&key)
+                && !self.value(&at, &key, inner, value)
+            {
+                table.remove(&key);
+            }
+        }
+    }
+
+    fn unknown(&mut self, path: &str, key: &str, keys: Keys) {
+        let at = join(path, key);
+        let general = if path.starts_with("databases.") { format!("databases.*.{key}") } else { at.clone() };
+        let problem = Problem::new(&at, None, "");
+        let problem = if LATER.contains(&general.as_str()) {
+            Problem { reason: "not available in this version".into(), ..problem }.fix("remove it")
+        } else if let Some(meant) = suggest(key, keys.iter().map(|(name, _)| *name)) {
+            self.doubtful.insert(meant.to_owned());
+            Problem { reason: format!("unknown key; did you mean {meant:?}?"), ..problem }
+        } else {
+            let all: Vec<_> = keys.iter().map(|(name, _)| *name).collect();
+            Problem { reason: "unknown key".into(), ..problem }.fix(format!("the keys here are {}", all.join(", ")))
+        };
+        self.say(problem, key);
+    }
+
+    /// Checks and expands one value; false when it is to be taken out.
+    fn value(&mut self, at: &str, key: &str, shape: &Shape, value: &mut Value) -> bool {
+        if let (Shape::Table(_) | Shape::Named(_), Value::Table(table)) = (shape, &mut *value) {
+            self.table(at, shape, table);
+            return true;
+        }
+        let shown = show(shape, value);
+        self.shown.insert(at.to_owned(), shown.clone());
+        let mut good = true;
+        for text in texts(value) {
+            if !text.contains("${") {
+                continue;
+            }
+            match expand(text, self.env) {
+                Ok(expanded) => *text = expanded,
+                Err(problems) => {
+                    good = false;
+                    for (reason, fix) in problems {
+                        self.say(Problem::new(at, Some(shown.clone()), reason).fix(fix), key);
+                    }
+                }
+            }
+        }
+        if !good {
+            return false;
+        }
+        if shown.contains("${") {
+            convert(shape, value);
+        }
+        match fits(shape, value) {
+            Ok(()) => true,
+            Err((reason, fix)) => {
+                let problem = Problem::new(at, Some(shown), reason);
+                self.say(if fix.is_empty() { problem } else { problem.fix(fix) }, key);
+                false
+            }
+        }
+    }
+}
+
+fn texts(value: &mut Value) -> Vec<&mut String> {
+    match value {
+        Value::String(text) => vec![text],
+        Value::Array(items) => items.iter_mut().flat_map(texts).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A value as it may be shown.
+fn show(shape: &Shape, value: &Value) -> String {
+    match (shape, value) {
+        // A reference to a secret is none, and says which variable is meant.
+        (Shape::Secret | Shape::Url, Value::String(text)) if is_reference(text) => format!("{text:?}"),
+        (Shape::Secret, _) => REDACTED.into(),
+        (Shape::Url, Value::String(text)) => format!("{:?}", redact::url(text)),
+        // Nobody knows what stands where a table should be: a URL with its password, perhaps.
+        (Shape::Url | Shape::Table(_) | Shape::Named(_), _) => REDACTED.into(),
+        (_, Value::Table(_)) => "{…}".into(),
+        (_, Value::String(text)) => format!("{text:?}"),
+        (_, other) => other.to_string(),
+    }
+}
+
+fn is_reference(text: &str) -> bool {
+    text.starts_with("${") && text.ends_with('}') && text.matches(['{', '}', '$']).count() == 3 && !text.contains(":-")
+}
+
+/// The environment holds only text; what was made of a variable becomes what is wanted, if it can.
+fn convert(shape: &Shape, value: &mut Value) {
+    let Value::String(text) = value else { return };
+    let text = text.trim();
+    let converted = match shape {
+        Shape::Whole(..) => text.parse().ok().map(Value::Integer),
+        Shape::Number => text.parse().ok().map(Value::Float),
+        Shape::Bool => text.parse().ok().map(Value::Boolean),
+        _ => None,
+    };
+    if let Some(converted) = converted {
+        *value = converted;
+    }
+}
+
+fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
+    let wanted = match shape {
+        Shape::Text | Shape::Secret | Shape::Url => "text in quotes",
+        Shape::Bool => "true or false",
+        Shape::Whole(..) => "a whole number",
+        Shape::Number => "a number",
+        Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
+        Shape::Texts => "a list of texts, such as [\"a\", \"b\"]",
+        Shape::OneOf(_) => "one of the words below, in quotes",
+        Shape::Table(_) | Shape::Named(_) => "a table",
+    };
+    match (shape, &mut *value) {
+        (Shape::Text | Shape::Secret | Shape::Url, Value::String(_)) | (Shape::Bool, Value::Boolean(_)) => Ok(()),
+        (Shape::Whole(low, high), Value::Integer(n)) => {
+            if (low..=high).contains(&&*n) {
+                Ok(())
+            } else if *high == i64::MAX {
+                Err((format!("must be at least {low}"), String::new()))
+            } else {
+                Err((format!("must be {low} to {high}"), String::new()))
+            }
+        }
+        (Shape::Number, Value::Float(_)) => Ok(()),
+        (Shape::Number, Value::Integer(n)) => {
+            *value = Value::Float(*n as f64);
+            Ok(())
+        }
+        (Shape::Duration, Value::String(text)) => match humantime::parse_duration(text) {
+            Ok(_) => Ok(()),
+            Err(e) => Err((
+                format!("is no length of time: {e}"),
+                "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
+            )),
+        },
+        (Shape::Texts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
+        (Shape::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(()),
+        (Shape::OneOf(words), Value::String(text)) => {
+            let meant = suggest(text, words.iter().copied()).map(|w| format!("; did you mean {w:?}?")).unwrap_or_default();
+            Err((format!("must be one of {}{meant}", words.join(", ")), String::new()))
+        }
+        (_, other) => {
+            let fix = match shape {
+                Shape::OneOf(words) => format!("write one of {}", words.join(", ")),
+                _ => String::new(),
+            };
+            Err((format!("is {}, must be {wanted}", kind(other)), fix))
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "text",
+        Value::Integer(_) => "a whole number",
+        Value::Float(_) => "a number",
+        Value::Boolean(_) => "true or false",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+    }
+}
+
+/// The known name that is most like `name`, if one is near enough to have been meant.
+pub(crate) fn suggest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+    known
+        .into_iter()
+        .map(|k| (strsim::osa_distance(&name.to_lowercase(), k), k))
+        .filter(|(distance, k)| *distance <= 1.max(k.chars().count().min(name.chars().count()) / 3))
+        .min()
+        .map(|(_, k)| k)
+}
+
+#[cfg(test)]
+mod tests {
+    use posthouse::transport::HttpSettings;
+    use posthouse::{HttpRoute, RelaySettings, Retry, Route};
+    use serde::Serialize;
+
+    use super::*;
+
+    fn same(settings: &impl Serialize, keys: Keys, own: &[&str]) {
+        let json = serde_json::to_value(settings).unwrap();
+        let theirs: BTreeSet<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        let ours: BTreeSet<&str> = keys.iter().map(|(name, _)| *name).filter(|name| !own.contains(name)).collect();
+        assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn the_keys_are_those_of_the_library() {
+        same(&RelaySettings::default(), RELAY, &[]);
+        same(&Route::default(), ROUTE, &[]);
+        same(&Retry::default(), RETRY, &[]);
+        same(&HttpRoute::default(), HTTP_ROUTE, &[]);
+        let Shape::Table(http) = HTTP else { unreachable!() };
+        same(&HttpSettings::default(), http, &["kind"]);
+    }
+
+    #[test]
+    fn near_names_are_suggested_and_far_ones_are_not() {
+        let known = ["heartbeat", "lease", "lease_margin", "url"];
+        assert_eq!(suggest("heartbeet", known), Some("heartbeat"));
+        assert_eq!(suggest("Lease", known), Some("lease"));
+        assert_eq!(suggest("ulr", known), Some("url"));
+        assert_eq!(suggest("margin_of_lease", known), None);
+        assert_eq!(suggest("xyz", known), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! `--print-config`: what is in effect, defaults included, without secrets.
+
+use posthouse::Route;
+use serde_json::{Map, Value, json};
+
+use super::redact::{self, REDACTED};
+use super::{Config, DatabaseConfig};
+
+impl Config {
+    /// The effective configuration as one value, secrets redacted.
+    pub(crate) fn shown(&self) -> Value {
+        let databases: Map<_, _> = self.databases.iter().map(|(name, d)| (name.clone(), database(d))).collect();
+        let transports: Map<_, _> = self
+            .transports
+            .iter()
+            .map(|(name, settings)| {
+                let mut shown = json!({ "kind": "http" });
+                merge(&mut shown, json!(settings));
+                (name.clone(), shown)
+            })
+            .collect();
+        let routes: Map<_, _> = self
+            .routes
+            .iter()
+            .map(|(name, r)| {
+                let mut shown = route(r);
+                shown["to"] = redact::url(if r.to.is_empty() { name } else { &r.to }).into();
+                (name.clone(), shown)
+            })
+            .collect();
+        let mut relay = json!(self.relay);
+        relay["default_route"] = route(&self.relay.default_route);
+        if let Some(default) = relay["default_route"].as_object_mut() {
+            default.remove("to");
+        }
+        let mut out =
+            json!({ "databases": databases, "transports": transports, "routes": routes, "relay": relay, "server": self.server });
+        without_nulls(&mut out);
+        out
+    }
+
+    /// [`shown`](Self::shown) as it would be written in the file.
+    pub(crate) fn shown_toml(&self) -> String {
+        toml::to_string(&self.shown()).unwrap_or_else(|e| format!("# can't be written as TOML: {e}\n"))
+    }
+}
+
+fn database(database: &DatabaseConfig) -> Value {
+    let mut shown = json!(database);
+    shown["url"] = redact::url(&database.url).into();
+    shown
+}
+
+fn route(route: &Route) -> Value {
+    let mut shown = json!(route);
+    if route.http.authorization.is_some() {
+        shown["http"]["authorization"] = REDACTED.into();
+    }
+    let headers: Map<_, _> = route.http.headers.keys().map(|name| (name.clone(), REDACTED.into())).collect();
+    shown["http"]["headers"] = headers.into();
+    shown
+}
+
+fn merge(into: &mut Value, from: Value) {
+    if let (Value::Object(into), Value::Object(from)) = (into, from) {
+        into.extend(from);
+    }
+}
+
+/// TOML has no null: a setting that isn't set isn't there.
+fn without_nulls(value: &mut Value) {
+    if let Value::Object(map) = value {
+        map.retain(|_, v| !v.is_null());
+        map.values_mut().for_each(without_nulls);
+    }
+}

@@ -1,0 +1,128 @@
+//! Health, readiness and metrics over HTTP.
+
+mod metrics;
+mod ready;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use posthouse::store::{Backlog, Store};
+use posthouse::{Relay, RelaySettings, RelayStats};
+
+/// How old the backlog that metrics tell may be: counting it reads the whole pending set.
+const BACKLOG_AGE: Duration = Duration::from_secs(10);
+
+/// How long a scrape waits for a new backlog before it tells the old one.
+const BACKLOG_WAIT: Duration = Duration::from_secs(3);
+
+/// What the endpoints tell about.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) settings: RelaySettings,
+    pub(crate) databases: Vec<Arc<ServedRelay>>,
+    /// Told to stop.
+    pub(crate) draining: AtomicBool,
+}
+
+/// One database and its relay.
+#[derive(Debug)]
+pub(crate) struct ServedRelay {
+    pub(crate) name: String,
+    /// None before it has started and after it has stopped.
+    relay: Mutex<Option<Relay>>,
+    backlog: tokio::sync::Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    tried: Option<Instant>,
+    at: Option<Instant>,
+    backlog: Vec<Backlog>,
+}
+
+impl ServedRelay {
+    pub(crate) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), relay: Mutex::default(), backlog: tokio::sync::Mutex::default() }
+    }
+
+    pub(crate) fn started(&self, relay: Relay) {
+        *self.relay() = Some(relay);
+    }
+
+    /// Takes the relay out, to shut it down.
+    pub(crate) fn take(&self) -> Option<Relay> {
+        self.relay().take()
+    }
+
+    fn relay(&self) -> std::sync::MutexGuard<'_, Option<Relay>> {
+        // Nothing panics while it is held.
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self) -> Option<RelayStats> {
+        self.relay().as_ref().map(Relay::stats)
+    }
+
+    fn store(&self) -> Option<Arc<dyn Store>> {
+        self.relay().as_ref().map(|r| r.store().clone())
+    }
+
+    /// The backlog and its age, counted again when it is old and the database answers soon.
+    async fn backlog(&self) -> Option<(Vec<Backlog>, Duration)> {
+        let store = self.store()?;
+        let mut counted = self.backlog.lock().await;
+        if counted.tried.is_none_or(|t| t.elapsed() > BACKLOG_AGE) {
+            // A database that doesn't answer isn't asked by every scrape.
+            counted.tried = Some(Instant::now());
+            match tokio::time::timeout(BACKLOG_WAIT, store.backlog()).await {
+                Ok(Ok(backlog)) => {
+                    counted.backlog = backlog;
+                    counted.at = Some(Instant::now());
+                }
+                Ok(Err(e)) => tracing::debug!(database = self.name, error = %e, "the backlog can't be counted"),
+                Err(_) => tracing::debug!(database = self.name, "counting the backlog takes long"),
+            }
+        }
+        counted.at.map(|at| (counted.backlog.clone(), at.elapsed()))
+    }
+}
+
+pub(crate) fn router(served: Arc<Served>) -> Router {
+    Router::new()
+        .route(
+            "/",
+            get(|| async {
+                "posthouse\n\n/healthz  the process is alive\n/readyz   its relays work\n/metrics  for Prometheus\n"
+            }),
+        )
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .with_state(served)
+}
+
+async fn readyz(State(served): State<Arc<Served>>) -> Response {
+    let (ready, document) = ready::document(&served);
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let head = [(header::CACHE_CONTROL, "no-store"), (header::CONTENT_TYPE, "application/json")];
+    (status, head, format!("{document}\n")).into_response()
+}
+
+async fn metrics(State(served): State<Arc<Served>>) -> Response {
+    match metrics::text(&served).await {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("metrics can't be written: {e}\n")).into_response(),
+    }
+}
+
+impl Served {
+    fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+}

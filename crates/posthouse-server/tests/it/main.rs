@@ -1,0 +1,6 @@
+//! The `posthouse` program, run as people run it.
+
+mod cli;
+mod config;
+mod relay;
+mod support;

@@ -1,0 +1,12 @@
+//! What every store has to do, one behaviour per file.
+
+mod admin;
+mod house;
+mod ids;
+mod membership;
+mod migrate;
+mod order;
+mod outcomes;
+mod publish;
+mod reading;
+mod tables;
