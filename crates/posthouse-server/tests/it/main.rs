@@ -1,0 +1,3 @@
+//! The integration tests of the `posthouse` program: one binary, one behaviour per file.
+
+mod demo;
