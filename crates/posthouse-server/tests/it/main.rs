@@ -1,6 +1,7 @@
-//! The `posthouse` program, run as people run it.
+//! The `posthouse` program, run as people run it. One behaviour per file.
 
 mod cli;
 mod config;
+mod demo;
 mod relay;
 mod support;
