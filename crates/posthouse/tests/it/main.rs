@@ -7,4 +7,6 @@ mod mysql;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod relay;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod store;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod support;
