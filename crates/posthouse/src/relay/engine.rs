@@ -93,7 +93,7 @@ pub(super) type Loaded = (i64, Result<Envelope, String>);
 /// What a task of the engine came back with.
 #[derive(Debug)]
 pub(super) enum Event {
-    Polled { seq: u64, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Poll, Error> },
+    Polled { seq: u64, asked: Vec<(House, i64, i64)>, all: bool, result: Result<Poll, Error> },
     Due { limit: u32, result: Result<DuePage, Error> },
     OfKeys { keys: Vec<(House, KeyHash)>, limit: u32, result: Result<Vec<Thin>, Error> },
     OfDestination { dest: usize, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Vec<Thin>, Error> },

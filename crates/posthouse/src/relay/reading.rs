@@ -21,6 +21,9 @@ const NEAR: Duration = Duration::from_secs(10);
 /// Followers read at a time per key.
 const PER_KEY: u32 = 128;
 
+/// Houses with a backlog that one forward read reads on.
+const BUSY_AT_ONCE: usize = 8;
+
 /// Rows read per house at least, however many houses are busy.
 const PER_HOUSE_LEAST: u32 = 16;
 
@@ -47,6 +50,8 @@ pub(super) struct Reading {
     /// Something was committed since the last poll was issued.
     woken: bool,
     interval: Duration,
+    /// The house with a backlog whose turn was last.
+    busy_last: House,
     /// Number of the last completed poll that found nothing new.
     pub(super) completed_poll: u64,
     due_at: Option<Instant>,
@@ -82,6 +87,7 @@ impl Reading {
             woken: false,
             interval: EAGER,
             completed_poll: 0,
+            busy_last: House(i32::MIN),
             due_at: None,
             due_read_at: now,
             due_cursor: BEFORE_ALL,
@@ -191,10 +197,23 @@ impl Engine {
         }
         // With nothing in memory the forward read reaches back as far as the near sweep and replaces it.
         let reach_back = self.rows.is_empty() && !self.readable().any(|(_, h)| h.busy);
-        let asked: Asked =
-            self.readable().map(|(house, h)| (house, h.epoch, if reach_back { h.floor() } else { h.mark })).collect();
-        // Shared out among the houses that were cut off last time, so that a backlog in a few of them is read in large steps.
-        let busy = self.readable().filter(|(_, h)| h.busy).count().max(asked.len() / 8).max(1) as u32;
+        // Of the houses that were cut off last time a few in turn, in large steps; all of the others.
+        let mut busy: Vec<House> = self.readable().filter(|(_, h)| h.busy).map(|(house, _)| house).collect();
+        busy.sort_unstable();
+        let first = busy.partition_point(|house| *house <= self.reading.busy_last);
+        let n = busy.len().max(1);
+        busy.rotate_left(first % n);
+        let left_out: HashSet<House> = busy.split_off(busy.len().min(BUSY_AT_ONCE)).into_iter().collect();
+        if let Some(last) = busy.last() {
+            self.reading.busy_last = *last;
+        }
+        let asked: Asked = self
+            .readable()
+            .filter(|(house, _)| !left_out.contains(house))
+            .map(|(house, h)| (house, h.epoch, if reach_back { h.floor() } else { h.mark }))
+            .collect();
+        let all = left_out.is_empty();
+        let busy = busy.len().max(asked.len() / BUSY_AT_ONCE).max(1) as u32;
         let batch = self.shared.settings.batch;
         let limit = (batch / busy).max(PER_HOUSE_LEAST.min(batch));
         // A destination that lags starts, in every house, where this read leaves it out for the first time.
@@ -217,7 +236,7 @@ impl Engine {
         self.io.spawn(async move {
             let marks = marks_of(&asked);
             let result = store.poll(&marks, limit, &excluded).await;
-            Event::Polled { seq, asked, limit, result }
+            Event::Polled { seq, asked, all, result }
         });
         true
     }
@@ -367,10 +386,10 @@ impl Engine {
     pub(super) fn on_read(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Polled { seq, asked, limit, result } => {
+            Event::Polled { seq, asked, all, result } => {
                 self.reading.fast = None;
                 if let Some(poll) = self.read_result(now, result) {
-                    self.on_polled(seq, &asked, limit, poll, now);
+                    self.on_polled(seq, &asked, all, poll, now);
                 }
             }
             Event::Due { limit, result } => {
@@ -504,12 +523,7 @@ impl Engine {
         stats.database_error = Some(e.to_string());
     }
 
-    fn on_polled(&mut self, seq: u64, asked: &Asked, limit: u32, poll: Poll, now: Instant) {
-        let mut seen: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
-        for thin in &poll.rows {
-            let entry = seen.entry(thin.house).or_insert((0, 0));
-            *entry = (entry.0 + 1, thin.id);
-        }
+    fn on_polled(&mut self, seq: u64, asked: &Asked, all: bool, poll: Poll, now: Instant) {
         let mut found_new = false;
         for thin in poll.rows {
             found_new |= self.admit(thin, Found::Ahead);
@@ -524,13 +538,13 @@ impl Engine {
             if epochs.get(&found.house) != Some(&h.epoch) {
                 continue;
             }
-            let read_to = match seen.get(&found.house) {
-                Some((n, last)) if *n >= limit => {
+            let read_to = match found.cut_off {
+                Some(last) => {
                     h.busy = true;
                     cut_off = true;
-                    *last
+                    last
                 }
-                _ => {
+                None => {
                     h.busy = false;
                     h.polled_out = true;
                     h.settle();
@@ -546,6 +560,7 @@ impl Engine {
         self.reading.changes.get_or_insert(poll.changes);
         self.reading.changes_seen = self.reading.changes_seen.max(poll.changes);
         self.reading.interval = if found_new { EAGER } else { (self.reading.interval * 2).min(self.shared.settings.idle_poll) };
+        let cut_off = cut_off || !all;
         self.reading.next_poll = if cut_off || self.reading.woken { now } else { now + self.reading.interval };
         if !found_new && !cut_off {
             self.reading.completed_poll = seq;

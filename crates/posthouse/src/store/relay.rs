@@ -102,8 +102,57 @@ pub struct HousePoll {
     pub house: House,
     /// Highest pending id, or the mark when nothing lies above it.
     pub max_id: i64,
+    /// The read stopped at this id because its limit was reached.
+    pub cut_off: Option<i64>,
     /// Microseconds until the earliest due row is due; not positive when one is due already.
     pub next_due: Option<i64>,
+}
+
+/// The rows of a forward read on their way to being a [`Poll`].
+///
+/// Its statement reads, in order of id and without a gap, every row above the mark that is eligible or keyed. So of each key
+/// only the first row has to be asked for what stands before it; for the others that is the row before in this very read.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead {
+    /// Rows by house and id, and whether they are eligible.
+    rows: Vec<(Thin, bool)>,
+}
+
+impl Ahead {
+    /// Takes a row as its statement gives it: with 1 or 0 for "eligible" in place of what stands before it.
+    pub(crate) fn push(&mut self, mut thin: Thin) {
+        let eligible = thin.before.take() == Some(1);
+        self.rows.push((thin, eligible));
+    }
+
+    /// Links rows of one key; answers the first of each key, which must be asked for.
+    pub(crate) fn link(&mut self) -> Vec<&mut Thin> {
+        self.rows.sort_unstable_by_key(|(t, _)| (t.house, t.id));
+        let mut last: std::collections::HashMap<(House, KeyHash), i64> = std::collections::HashMap::new();
+        let mut first = Vec::new();
+        for (thin, eligible) in &mut self.rows {
+            let Some(key) = thin.key.clone() else { continue };
+            match last.insert((thin.house, key), thin.id) {
+                Some(before) => thin.before = Some(before),
+                None if *eligible => first.push(thin),
+                None => {}
+            }
+        }
+        first
+    }
+
+    /// The rows that are eligible; notes in `houses` where the limit cut the read off.
+    pub(crate) fn finish(self, limit: u32, houses: &mut [HousePoll]) -> Vec<Thin> {
+        let mut counts: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
+        for (thin, _) in &self.rows {
+            let count = counts.entry(thin.house).or_default();
+            *count = (count.0 + 1, thin.id);
+        }
+        for house in houses {
+            house.cut_off = counts.get(&house.house).filter(|(n, _)| *n >= limit).map(|(_, last)| *last);
+        }
+        self.rows.into_iter().filter(|(_, eligible)| *eligible).map(|(thin, _)| thin).collect()
+    }
 }
 
 /// A page of due rows.

@@ -12,8 +12,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail, MessageFilter,
-    MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
+    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -36,6 +36,18 @@ macro_rules! eligible {
     };
 }
 
+/// The columns of a row of the forward read: see [`Ahead`].
+macro_rules! ahead {
+    () => {
+        concat!(
+            "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
+             CASE WHEN ",
+            eligible!(),
+            " THEN 1 ELSE 0 END AS before_id, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', p.due_at) AS due"
+        )
+    };
+}
+
 // MariaDB has no LATERAL, and a join with a list of houses would use only the first column of the index. So each house has an
 // arm of its own, with constants, joined by UNION ALL. %EXCLUDED% becomes a list of destinations.
 
@@ -49,11 +61,16 @@ const CHANGES: &str = " UNION ALL (SELECT -1, changes, NULL FROM {changes})";
 // Plan: one range scan of the primary key.
 const POLL_ARM: &str = concat!(
     "(SELECT ",
-    thin!(),
-    " FROM {pending} p FORCE INDEX (PRIMARY) WHERE p.house = ? AND p.id > ? AND ",
+    ahead!(),
+    " FROM {pending} p FORCE INDEX (PRIMARY) WHERE p.house = ? AND p.id > ? AND (p.key_hash IS NOT NULL OR ",
     eligible!(),
-    "%EXCLUDED% ORDER BY p.id LIMIT ?)"
+    ")%EXCLUDED% ORDER BY p.id LIMIT ?)"
 );
+
+// Plan: per key one lookup at the start of (house, key_hash), and for those that aren't its head one more.
+const BEFORE: &str = "SELECT d.id, CASE WHEN d.id = (SELECT k.id FROM {pending} k FORCE INDEX (pending_key) \
+          WHERE k.house = d.house AND k.key_hash = d.key_hash ORDER BY k.id LIMIT 1) THEN NULL ELSE {before}(d.house, d.key_hash, d.id) END \
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', key_hash BIGINT PATH '$[1]', id BIGINT PATH '$[2]')) d";
 
 // Plan: one range scan of the primary key; a lookup in (house, key_hash, id) for keyed rows. `before` is NULL for all of them.
 const SWEEP_ARM: &str = concat!(
@@ -174,6 +191,7 @@ pub(crate) struct MySqlStore {
 
 #[derive(Debug)]
 struct Statements {
+    before: SqlStr,
     load: SqlStr,
     load_kept: SqlStr,
     delivered: SqlStr,
@@ -219,6 +237,7 @@ impl MySqlStore {
             tables: tables.clone(),
             deadline,
             sql: Statements {
+                before: sql(BEFORE),
                 load: sql(&LOAD.replace("%LOG%", "message")),
                 load_kept: sql(&LOAD.replace("%LOG%", "kept")),
                 delivered: sql(DELIVERED),
@@ -480,6 +499,10 @@ impl Store for MySqlStore {
     fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
         on!(self.lease, self.deadline, "taking houses", |c| {
             let mut tx = c.begin().await?;
+            // Waits for renewals that are being committed: the next statement sees them. (READ COMMITTED: each has a snapshot of its own.)
+            sqlx::query(self.tables.sql("SELECT instance FROM {instance} ORDER BY instance LOCK IN SHARE MODE"))
+                .fetch_all(&mut *tx)
+                .await?;
             let rows = sqlx::query(self.sql.free.clone()).bind(instance.as_bytes()).bind(most as i64).fetch_all(&mut *tx).await?;
             let taken = |r: &MySqlRow| Ok(Taken { house: house(r, 0)?, epoch: int(r, 1)?, expired: int(r, 2)? == 1 });
             let taken = rows.iter().map(taken).collect::<Result<Vec<_>, sqlx::Error>>()?;
@@ -552,6 +575,7 @@ impl Store for MySqlStore {
                 out.houses.extend(marks.iter().map(|m| HousePoll {
                     house: m.house,
                     max_id: high.get(&m.house).copied().unwrap_or(m.after),
+                    cut_off: None,
                     next_due: next_due.get(&m.house).copied(),
                 }));
                 let news: Vec<(i32, i64)> =
@@ -568,7 +592,20 @@ impl Store for MySqlStore {
                 rows.extend(query.fetch_all(&mut *c).await?);
             }
             out.changes = changes.unwrap_or(0);
-            out.rows = thins(&rows)?;
+            let mut ahead = Ahead::default();
+            for row in &rows {
+                ahead.push(thin(row)?);
+            }
+            let mut first = ahead.link();
+            if !first.is_empty() {
+                let keys: Vec<_> = first.iter().map(|t| (t.house.0, t.key.as_ref().map(|k| k.number), t.id)).collect();
+                let rows = sqlx::query_as(self.sql.before.clone()).bind(json(&keys)?).fetch_all(&mut *c).await?;
+                let before: HashMap<i64, Option<i64>> = rows.into_iter().collect();
+                for thin in &mut first {
+                    thin.before = before.get(&thin.id).copied().flatten();
+                }
+            }
+            out.rows = ahead.finish(limit, &mut out.houses);
             Ok(out)
         })
     }

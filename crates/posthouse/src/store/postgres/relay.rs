@@ -1,5 +1,6 @@
 //! Membership, reads and outcomes.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::postgres::{PgListener, PgPoolOptions, PgRow};
@@ -8,8 +9,8 @@ use sqlx::{Connection, PgPool, Row, SqlStr};
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail, MessageFilter,
-    MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
+    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -29,6 +30,18 @@ macro_rules! eligible {
     };
 }
 
+/// The columns of a row of the forward read: see [`Ahead`].
+macro_rules! ahead {
+    () => {
+        concat!(
+            "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
+             CASE WHEN ",
+            eligible!(),
+            " THEN 1 ELSE 0 END::bigint AS before, (extract(epoch FROM p.due_at) * 1000000)::bigint AS due"
+        )
+    };
+}
+
 // Plan: per house one range scan of the primary key (house, id), plus a backward probe of it and a probe of the due index.
 const POLL: &str = concat!(
     "WITH h AS MATERIALIZED (SELECT * FROM unnest($1::integer[], $2::bigint[]) AS h(house, mark)) \
@@ -40,11 +53,15 @@ const POLL: &str = concat!(
        FROM h \
      UNION ALL \
      SELECT r.* FROM h CROSS JOIN LATERAL (SELECT ",
-    thin!(),
-    " FROM {pending} p WHERE p.house = h.house AND p.id > h.mark AND ",
+    ahead!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.id > h.mark AND (p.key_hash IS NOT NULL OR ",
     eligible!(),
-    " AND p.destination <> ALL($3) ORDER BY p.id LIMIT $4) r"
+    ") AND p.destination <> ALL($3) ORDER BY p.id LIMIT $4) r"
 );
+
+// Plan: per key one lookup in (house, key_hash, id).
+const BEFORE: &str = "SELECT d.id, (SELECT k.id FROM {pending} k WHERE k.house = d.house AND k.key_hash = d.key_hash AND k.id < d.id \
+     ORDER BY k.id DESC LIMIT 1) FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS d(house, key_hash, id)";
 
 // Plan: per house one range scan of the primary key; an anti-join probe of (house, key_hash, id) for keyed rows.
 const SWEEP: &str = concat!(
@@ -152,6 +169,7 @@ pub(crate) struct PostgresStore {
 #[derive(Debug)]
 struct Statements {
     poll: SqlStr,
+    before: SqlStr,
     sweep: SqlStr,
     due: SqlStr,
     next_due: SqlStr,
@@ -190,6 +208,7 @@ impl PostgresStore {
             deadline,
             sql: Statements {
                 poll: sql(POLL),
+                before: sql(BEFORE),
                 sweep: sql(SWEEP),
                 due: sql(DUE),
                 next_due: sql(NEXT_DUE),
@@ -356,18 +375,30 @@ impl Store for PostgresStore {
                 .fetch_all(&mut *c)
                 .await?;
             let mut out = Poll::default();
+            let mut ahead = Ahead::default();
             for row in &rows {
                 if row.try_get::<Option<&str>, _>(2)?.is_some() {
-                    out.rows.push(thin(row)?);
+                    ahead.push(thin(row)?);
                 } else {
                     out.changes = row.try_get(9)?;
-                    out.houses.push(HousePoll {
-                        house: House(row.try_get(0)?),
-                        max_id: row.try_get(1)?,
-                        next_due: row.try_get(10)?,
-                    });
+                    let (max_id, next_due) = (row.try_get(1)?, row.try_get(10)?);
+                    out.houses.push(HousePoll { house: House(row.try_get(0)?), max_id, cut_off: None, next_due });
                 }
             }
+            let mut first = ahead.link();
+            if !first.is_empty() {
+                let rows = sqlx::query_as(self.sql.before.clone())
+                    .bind(first.iter().map(|t| t.house.0).collect::<Vec<_>>())
+                    .bind(first.iter().map(|t| t.key.as_ref().map(|k| k.number)).collect::<Vec<_>>())
+                    .bind(first.iter().map(|t| t.id).collect::<Vec<_>>())
+                    .fetch_all(&mut *c)
+                    .await?;
+                let before: HashMap<i64, Option<i64>> = rows.into_iter().collect();
+                for thin in &mut first {
+                    thin.before = before.get(&thin.id).copied().flatten();
+                }
+            }
+            out.rows = ahead.finish(limit, &mut out.houses);
             Ok(out)
         })
     }

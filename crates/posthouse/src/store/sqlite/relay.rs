@@ -10,8 +10,8 @@ use super::now;
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail, MessageFilter,
-    MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
+    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -28,6 +28,18 @@ macro_rules! thin {
 macro_rules! eligible {
     () => {
         concat!("p.status <> 'FAILED' AND (p.due_at IS NULL OR p.due_at <= ", now!(), ")")
+    };
+}
+
+/// The columns of a row of the forward read: see [`Ahead`].
+macro_rules! ahead {
+    () => {
+        concat!(
+            "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
+             CASE WHEN ",
+            eligible!(),
+            " THEN 1 ELSE 0 END AS before, p.due_at * 1000 AS due"
+        )
     };
 }
 
@@ -50,12 +62,17 @@ const POLL: &str = concat!(
     now!(),
     ") * 1000 FROM {pending} p WHERE p.house = ?1 AND p.due_at < 253370764800000 ORDER BY p.due_at LIMIT 1) AS due \
      UNION ALL SELECT * FROM (SELECT ",
-    thin!(),
-    " FROM {pending} p WHERE p.house = ?1 AND p.id > ?2 AND ",
+    ahead!(),
+    " FROM {pending} p WHERE p.house = ?1 AND p.id > ?2 AND (p.key_hash IS NOT NULL OR ",
     eligible!(),
+    ")",
     not_excluded!(),
     " ORDER BY p.id LIMIT ?4)"
 );
+
+// Plan: per key one lookup in (house, key_hash, id).
+const BEFORE: &str = "SELECT d.value->>0, (SELECT k.id FROM {pending} k INDEXED BY {-pending_key} WHERE k.house = d.value->>1 \
+     AND k.key_hash = d.value->>2 AND k.id < d.value->>0 ORDER BY k.id DESC LIMIT 1) FROM json_each(?1) d";
 
 // Plan: one range scan of the primary key; an anti-join probe of (house, key_hash, id) for keyed rows.
 const SWEEP: &str = concat!(
@@ -181,6 +198,7 @@ pub(crate) struct SqliteStore {
 #[derive(Debug)]
 struct Statements {
     poll: SqlStr,
+    before: SqlStr,
     sweep: SqlStr,
     due: SqlStr,
     next_due: SqlStr,
@@ -228,6 +246,7 @@ impl SqliteStore {
             deadline,
             sql: Statements {
                 poll: sql(POLL),
+                before: sql(BEFORE),
                 sweep: sql(SWEEP),
                 due: sql(DUE),
                 next_due: sql(NEXT_DUE),
@@ -440,17 +459,30 @@ impl Store for SqliteStore {
         on!(self.work, self.deadline, "forward read", |c| {
             let excluded = json(excluded)?;
             let mut out = Poll::default();
+            let mut ahead = Ahead::default();
             for m in marks {
                 let query = sqlx::query(self.sql.poll.clone()).bind(m.house.0).bind(m.after).bind(&excluded).bind(limit);
                 for row in &query.fetch_all(&mut *c).await? {
                     if bytes(row, 2)?.is_some() {
-                        out.rows.push(thin(row)?);
+                        ahead.push(thin(row)?);
                     } else {
                         out.changes = row.try_get(9)?;
-                        out.houses.push(HousePoll { house: m.house, max_id: row.try_get(1)?, next_due: row.try_get(10)? });
+                        let (max_id, next_due) = (row.try_get(1)?, row.try_get(10)?);
+                        out.houses.push(HousePoll { house: m.house, max_id, cut_off: None, next_due });
                     }
                 }
             }
+            let mut first = ahead.link();
+            if !first.is_empty() {
+                let keys: Vec<_> =
+                    first.iter().map(|t| (t.id, t.house.0, t.key.as_ref().and_then(|k| k.text.as_deref()))).collect();
+                let rows = sqlx::query_as(self.sql.before.clone()).bind(json(&keys)?).fetch_all(&mut *c).await?;
+                let before: HashMap<i64, Option<i64>> = rows.into_iter().collect();
+                for thin in &mut first {
+                    thin.before = before.get(&thin.id).copied().flatten();
+                }
+            }
+            out.rows = ahead.finish(limit, &mut out.houses);
             Ok(out)
         })
     }

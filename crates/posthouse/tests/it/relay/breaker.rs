@@ -33,7 +33,11 @@ async fn one_message_goes_out_by_itself_after_an_outage<T: TestDb>() {
     let row = messages(&**relay.store()).await.remove(0);
     assert_eq!((row.status.as_str(), row.attempts), ("PENDING", 0));
     wait_for("the breaker shows", SOON, async || {
-        relay.stats().destinations.get("test:a").is_some_and(|d| matches!(d.breaker, BreakerState::Open(_)) && d.last_error.is_some())
+        relay
+            .stats()
+            .destinations
+            .get("test:a")
+            .is_some_and(|d| matches!(d.breaker, BreakerState::Open(_)) && d.last_error.is_some())
     })
     .await;
     up.store(true, Ordering::SeqCst);

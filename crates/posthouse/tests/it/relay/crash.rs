@@ -182,7 +182,10 @@ async fn killed_at_random_points_nothing_is_lost<T: TestDb>() {
     let delivered: HashSet<&String> = got.iter().map(|(id, ..)| id).collect();
     let lost: Vec<_> = committed.iter().filter(|id| !delivered.contains(id)).collect();
     assert_eq!(lost, Vec::<&String>::new(), "lost");
-    assert!(delivered.iter().all(|id| maybe.contains(*id) && !undone.contains(*id)), "a message that was never committed was delivered");
+    assert!(
+        delivered.iter().all(|id| maybe.contains(*id) && !undone.contains(*id)),
+        "a message that was never committed was delivered"
+    );
     assert!(committed.len() > 50, "only {} committed; the test says little", committed.len());
     let (mut first, mut last) = (HashSet::new(), HashMap::new());
     for (id, key, n) in got {

@@ -78,7 +78,11 @@ async fn plain_sql_publishes<T: TestDb>() {
     let log = Log::default();
     let relay = Relay::builder(&outbox).settings(quick()).transport("test", Recorder(log.clone())).start().await.unwrap();
     let table = outbox.tables().name("message");
-    T::execute(outbox.pool(), format!("INSERT INTO {table} (destination, message_key, payload) VALUES ('test:a', 'k', 'from sql')")).await;
+    T::execute(
+        outbox.pool(),
+        format!("INSERT INTO {table} (destination, message_key, payload) VALUES ('test:a', 'k', 'from sql')"),
+    )
+    .await;
     log.wait_len(1).await;
     assert_eq!(log.payloads(), ["from sql"]);
     assert!(!log.seen()[0].message_id.is_empty(), "the database made an id");
@@ -134,8 +138,14 @@ async fn delayed_messages_wait<T: TestDb>() {
     let relay = Relay::builder(&outbox).settings(quick()).transport("test", Recorder(log.clone())).start().await.unwrap();
     let started = Instant::now();
     outbox.publish_alone(Message::to("test:a").payload("in").deliver_in(Duration::from_millis(1_200))).await.unwrap();
-    outbox.publish_alone(Message::to("test:a").payload("at").deliver_at(SystemTime::now() + Duration::from_millis(1_300))).await.unwrap();
-    outbox.publish_alone(Message::to("test:a").payload("past").deliver_at(SystemTime::now() - Duration::from_secs(60))).await.unwrap();
+    outbox
+        .publish_alone(Message::to("test:a").payload("at").deliver_at(SystemTime::now() + Duration::from_millis(1_300)))
+        .await
+        .unwrap();
+    outbox
+        .publish_alone(Message::to("test:a").payload("past").deliver_at(SystemTime::now() - Duration::from_secs(60)))
+        .await
+        .unwrap();
     log.wait_len(1).await;
     assert_eq!(log.payloads(), ["past"]);
     log.wait_len(3).await;
@@ -158,7 +168,11 @@ async fn pending_row_without_log_row_alarms<T: TestDb>() {
     wait_for("the alarm", SOON, async || relay.stats().missing == 1).await;
     relay.drain_once().await;
     assert_eq!(pending::<T>(&outbox).await, 1, "never dropped silently");
-    assert_eq!(T::number(outbox.pool(), format!("SELECT count(*) FROM {pending_table} WHERE status = 'PENDING'")).await, 1, "nor failed");
+    assert_eq!(
+        T::number(outbox.pool(), format!("SELECT count(*) FROM {pending_table} WHERE status = 'PENDING'")).await,
+        1,
+        "nor failed"
+    );
     relay.shutdown(Duration::from_secs(5)).await;
 }
 
@@ -178,7 +192,11 @@ async fn stale_outcome_changes_nothing<T: TestDb>() {
 /// D12.
 async fn application_that_holds_all_connections_does_not_stop_the_relay<T: TestDb>() {
     let place = T::place().await;
-    let pool = sqlx::pool::PoolOptions::<T::Db>::new().max_connections(1).connect_with((*place.pool.connect_options()).clone()).await.unwrap();
+    let pool = sqlx::pool::PoolOptions::<T::Db>::new()
+        .max_connections(1)
+        .connect_with((*place.pool.connect_options()).clone())
+        .await
+        .unwrap();
     let outbox = crate::support::outbox_at(pool.clone(), place.schema.as_deref());
     outbox.migrate().await.unwrap();
     let log = Log::default();

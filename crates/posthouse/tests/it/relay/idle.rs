@@ -22,7 +22,9 @@ async fn idle_costs_one_read_a_second_and_one_write_a_heartbeat() {
     let writes = async || {
         Postgres::number(
             outbox.pool(),
-            format!("SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables WHERE schemaname = '{schema}'"),
+            format!(
+                "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables WHERE schemaname = '{schema}'"
+            ),
         )
         .await
     };

@@ -217,7 +217,10 @@ async fn hot_key_longer_than_memory_stays_in_order<T: TestDb>() {
     let relay = Relay::builder(&outbox).settings(quick()).transport("test", Recorder(log.clone())).start().await.unwrap();
     for chunk in (0..n).collect::<Vec<_>>().chunks(500) {
         let mut tx = outbox.begin().await.unwrap();
-        outbox.publish_many(&mut tx, chunk.iter().map(|i| Message::to("test:a").key("hot").payload(i.to_string()))).await.unwrap();
+        outbox
+            .publish_many(&mut tx, chunk.iter().map(|i| Message::to("test:a").key("hot").payload(i.to_string())))
+            .await
+            .unwrap();
         tx.commit().await.unwrap();
     }
     log.wait_len(n).await;
@@ -263,7 +266,8 @@ async fn late_commit_of_a_key_goes_first<T: TestDb>() {
     wait_for("3 was read", SOON, async || relay.stats().in_flight == 1).await;
     hold.add_permits(1);
     log.wait_len(303).await;
-    let keyed: Vec<String> = log.seen().into_iter().filter(|s| s.key.is_some()).map(|s| String::from_utf8(s.payload).unwrap()).collect();
+    let keyed: Vec<String> =
+        log.seen().into_iter().filter(|s| s.key.is_some()).map(|s| String::from_utf8(s.payload).unwrap()).collect();
     assert_eq!(keyed, ["1", "2", "3"]);
     relay.shutdown(Duration::from_secs(5)).await;
 }

@@ -125,11 +125,17 @@ async fn database_down_at_start() {
     let address = place.url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("host:port").to_owned();
     let proxy = Proxy::start(address.clone()).await;
     proxy.set(Mode::Cut);
-    let outbox = outbox_at(Postgres::connect(&place.url.replace(&address, &proxy.address.to_string())).await, place.schema.as_deref());
+    let outbox =
+        outbox_at(Postgres::connect(&place.url.replace(&address, &proxy.address.to_string())).await, place.schema.as_deref());
     let log = Log::default();
     let mut settings = quick();
     settings.database_timeout = Duration::from_millis(800);
-    let relay = Relay::builder(&outbox).settings(settings).transport("test", Recorder(log.clone())).start().await.expect("starts all the same");
+    let relay = Relay::builder(&outbox)
+        .settings(settings)
+        .transport("test", Recorder(log.clone()))
+        .start()
+        .await
+        .expect("starts all the same");
     direct.publish_alone(Message::to("test:a").payload("x")).await.unwrap();
     proxy.set(Mode::Open);
     log.wait_len(1).await;

@@ -39,9 +39,7 @@ async fn failing_message_ends_failed_and_requeue_brings_it_back<T: TestDb>() {
     let flaky = from_fn(move |d: Delivery| {
         l.add(&d);
         let healthy = h.load(Ordering::SeqCst);
-        async move {
-            if healthy { d.delivered() } else { d.retry("kaput", None) }
-        }
+        async move { if healthy { d.delivered() } else { d.retry("kaput", None) } }
     });
     let relay = Relay::builder(&outbox).settings(quick()).transport("test", flaky).start().await.unwrap();
     outbox.publish_alone(Message::to("test:a").payload("x")).await.unwrap();
@@ -71,10 +69,13 @@ async fn rejected_message_fails_at_once<T: TestDb>() {
     let l = log.clone();
     let relay = Relay::builder(&outbox)
         .settings(quick())
-        .transport("test", from_fn(move |d: Delivery| {
-            l.add(&d);
-            async move { d.rejected("too large") }
-        }))
+        .transport(
+            "test",
+            from_fn(move |d: Delivery| {
+                l.add(&d);
+                async move { d.rejected("too large") }
+            }),
+        )
         .start()
         .await
         .unwrap();
@@ -187,7 +188,8 @@ async fn undecodable_row_fails_alone<T: TestDb>() {
     let outbox = T::fresh().await;
     let log = Log::default();
     let table = outbox.tables().name("message");
-    T::execute(outbox.pool(), format!("INSERT INTO {table} (destination, payload, headers) VALUES ('test:a', 'bad', '[1]')")).await;
+    T::execute(outbox.pool(), format!("INSERT INTO {table} (destination, payload, headers) VALUES ('test:a', 'bad', '[1]')"))
+        .await;
     outbox.publish_alone(Message::to("test:a").payload("good")).await.unwrap();
     let relay = Relay::builder(&outbox).settings(quick()).transport("test", Recorder(log.clone())).start().await.unwrap();
     log.wait_len(1).await;
@@ -216,10 +218,13 @@ async fn error_text_of_any_kind_is_recorded<T: TestDb>() {
     let text = format!("a\0b {} {}", "🐎".repeat(3_000), "\u{202e}");
     let relay = Relay::builder(&outbox)
         .settings(quick())
-        .transport("test", from_fn(move |d: Delivery| {
-            let text = text.clone();
-            async move { d.rejected(text) }
-        }))
+        .transport(
+            "test",
+            from_fn(move |d: Delivery| {
+                let text = text.clone();
+                async move { d.rejected(text) }
+            }),
+        )
         .start()
         .await
         .unwrap();
