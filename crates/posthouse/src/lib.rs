@@ -1,4 +1,66 @@
-//! **Posthouse** makes "change my database *and* tell the world" one reliable step.
+//! **Posthouse** makes "change my database *and* tell the world" one reliable step: a transactional outbox.
+//!
+//! A message is a row that commits or rolls back with your own rows. After the commit a *relay* sends it, and sends it again
+//! until the receiver confirms. So a committed message is not lost, a rolled back one is never sent, and a receiver may see a
+//! message twice: it recognises the second one by the message id, which stays the same.
+//!
+//! # Quick start
+//!
+//! Publishing and a relay in the same process, on SQLite (features `sqlite` and `relay`):
+//!
+//! ```no_run
+//! # #[cfg(all(feature = "sqlite", feature = "relay"))]
+//! # async fn quick_start() -> Result<(), Box<dyn std::error::Error>> {
+//! use posthouse::{Message, Outbox, Relay};
+//!
+//! let outbox = Outbox::new(sqlx::SqlitePool::connect("sqlite:orders.db").await?);
+//! outbox.migrate().await?;
+//! let relay = Relay::builder(&outbox)
+//!     .local("send-mail", |order: serde_json::Value| async move {
+//!         println!("sending mail about {order}");
+//!         Ok::<_, std::io::Error>(())
+//!     })
+//!     .start()
+//!     .await?;
+//!
+//! let mut tx = outbox.begin().await?;
+//! sqlx::query("INSERT INTO orders (id) VALUES (7)").execute(&mut *tx).await?;
+//! outbox.publish(&mut tx, Message::to("local:send-mail").key(7).json(&serde_json::json!({ "order": 7 }))).await?;
+//! outbox.commit(tx).await?; // commits, then wakes the relay
+//!
+//! relay.shutdown(std::time::Duration::from_secs(30)).await;
+//! # Ok(()) }
+//! # fn main() {}
+//! ```
+//!
+//! The same with `sqlx::PgPool` or `sqlx::MySqlPool`. A service that only publishes needs no relay in it: leave the feature
+//! `relay` out, and run the `posthouse` program or another process with a relay on the same tables.
+//!
+//! # Features
+//!
+//! None is on by default; at least one database is needed.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `postgres` | PostgreSQL 13 and newer |
+//! | `mysql` | MariaDB 10.6 and newer, MySQL 8.0.16 and newer |
+//! | `sqlite` | SQLite 3.40 and newer, in a file |
+//! | `relay` | the relay, the `Transport` trait, and `local:` handlers |
+//! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
+//! | `testing` | helpers for tests of transports and receivers |
+//!
+//! # Where to go next
+//!
+//! - Publishing: [`Outbox`], [`Message`], [`Event`] for typed events, [`Tx`], [`Outbox::transaction`].
+//! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
+//! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
+//! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
+//! - Lists and operator actions: [`store::Store`], from [`Outbox::store`] or [`Relay::store`].
+//! - Errors: [`Error`] and what a caller can do about one, [`Error::kind`].
+//! - What is guaranteed and under which conditions: `docs/guarantees.md` in the repository; how it works inside:
+//!   `docs/ARCHITECTURE.md`.
+//!
+//! A complete small program: `cargo run -p posthouse --example embedded --features sqlite,relay`.
 
 #[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 compile_error!(
