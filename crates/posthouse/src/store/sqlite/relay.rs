@@ -457,6 +457,7 @@ impl Store for SqliteStore {
 
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
         on!(self.work, self.deadline, "forward read", |c| {
+            let gaps = !excluded.is_empty();
             let excluded = json(excluded)?;
             let mut out = Poll::default();
             let mut ahead = Ahead::default();
@@ -472,7 +473,7 @@ impl Store for SqliteStore {
                     }
                 }
             }
-            let mut first = ahead.link();
+            let mut first = ahead.link(gaps);
             if !first.is_empty() {
                 let keys: Vec<_> =
                     first.iter().map(|t| (t.id, t.house.0, t.key.as_ref().and_then(|k| k.text.as_deref()))).collect();
