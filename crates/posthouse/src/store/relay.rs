@@ -462,6 +462,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Kind of database, for logs.
     fn kind(&self) -> &'static str;
 
+    /// The most connections it keeps open: its own, beside those of the pool it was made from.
+    fn connections(&self) -> u32;
+
     /// Fails unless the tables are there and usable; answers (schema version, houses).
     fn check(&self) -> Reply<'_, (i32, u16)>;
 

@@ -291,6 +291,10 @@ impl Store for PostgresStore {
         "postgres"
     }
 
+    fn connections(&self) -> u32 {
+        1 + WORK_CONNECTIONS
+    }
+
     fn check(&self) -> Reply<'_, (i32, u16)> {
         on!(self.work, self.deadline, "schema check", |c| {
             match super::migrate::version(c, &self.tables).await? {

@@ -366,6 +366,10 @@ impl Store for SqliteStore {
         "sqlite"
     }
 
+    fn connections(&self) -> u32 {
+        1 + WORK_CONNECTIONS
+    }
+
     fn check(&self) -> Reply<'_, (i32, u16)> {
         on!(self.work, self.deadline, "schema check", |c| {
             if super::migrate::in_memory(c).await? {
