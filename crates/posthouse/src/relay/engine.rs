@@ -447,47 +447,33 @@ impl Engine {
     }
 
     /// Undoes what a row's state counts for.
-    pub(super) fn leave_state(&mut self, row: &Row) {
-        let d = &mut self.destinations[row.dest];
-        match row.state {
-            State::Claiming => d.loading -= 1,
-            State::Loading => {
-                d.loading -= 1;
-                self.bytes -= row.thin.size as usize;
-            }
-            State::Loaded => self.bytes -= row.thin.size as usize,
-            State::Sending { .. } => {
-                d.in_flight -= 1;
-                self.in_flight -= 1;
-                self.bytes -= row.thin.size as usize;
-            }
-            State::Waiting => d.waiting -= 1,
-            State::Writing { .. } | State::Missing => {}
-        }
+    fn leave_state(&mut self, row: &Row) {
+        self.count(row.state, row.dest, row.thin.size, |n, by| *n -= by);
     }
 
     /// Moves a row to another state.
     pub(super) fn enter(&mut self, id: i64, state: State) {
-        let Some(mut row) = self.rows.remove(&id) else { return };
-        self.leave_state(&row);
-        row.state = state;
-        let d = &mut self.destinations[row.dest];
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        let (before, dest, size) = (std::mem::replace(&mut row.state, state), row.dest, row.thin.size);
+        self.count(before, dest, size, |n, by| *n -= by);
+        self.count(state, dest, size, |n, by| *n += by);
+    }
+
+    /// What a row in some state counts for.
+    fn count(&mut self, state: State, dest: usize, size: u32, change: impl Fn(&mut usize, usize)) {
+        let d = &mut self.destinations[dest];
         match state {
-            State::Claiming => d.loading += 1,
-            State::Loading => {
-                d.loading += 1;
-                self.bytes += row.thin.size as usize;
-            }
-            State::Loaded => self.bytes += row.thin.size as usize,
+            State::Waiting => change(&mut d.waiting, 1),
+            State::Claiming | State::Loading => change(&mut d.loading, 1),
             State::Sending { .. } => {
-                d.in_flight += 1;
-                self.in_flight += 1;
-                self.bytes += row.thin.size as usize;
+                change(&mut d.in_flight, 1);
+                change(&mut self.in_flight, 1);
             }
-            State::Waiting => d.waiting += 1,
-            State::Writing { .. } | State::Missing => {}
+            State::Loaded | State::Writing { .. } | State::Missing => {}
         }
-        self.rows.insert(id, row);
+        if matches!(state, State::Loading | State::Loaded | State::Sending { .. }) {
+            change(&mut self.bytes, size as usize);
+        }
     }
 
     pub(super) fn spawn_send(&mut self, send: impl Future<Output = ()> + Send + 'static) {

@@ -215,6 +215,9 @@ struct Statements {
     free: SqlStr,
 }
 
+/// Rows that may lie between a connection's thread and its reader: as many as a forward read brings by default.
+const ROWS_BUFFERED: usize = 2_000;
+
 /// Connections for reads and outcomes: forward read or sweep, load, outcome.
 const WORK_CONNECTIONS: u32 = 3;
 
@@ -229,6 +232,8 @@ impl SqliteStore {
             .journal_mode(SqliteJournalMode::Wal)
             // With less, a power cut could take back what was acknowledged: an outcome, or the epoch of a house.
             .synchronous(SqliteSynchronous::Full)
+            // Rows come from a thread of their own through a channel; a short one would switch threads every few rows.
+            .row_buffer_size(ROWS_BUFFERED)
             .busy_timeout(BUSY);
         let own = |n| {
             SqlitePoolOptions::new()
