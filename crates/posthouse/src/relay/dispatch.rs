@@ -11,7 +11,7 @@ use crate::transport::{Delivery, Outcome, Token, Transport};
 use crate::{Envelope, Error};
 
 /// Messages per load statement.
-const LOAD: usize = 1_000;
+const LOAD: usize = 2_000;
 
 /// Messages that each destination may have in a load statement at least.
 const LOAD_SHARE: usize = 32;
