@@ -131,8 +131,6 @@ pub(crate) struct Database {
     pub(crate) name: String,
     /// Its URL without secrets.
     pub(crate) shown: String,
-    /// Connections that a relay of it uses.
-    pub(crate) connections: u32,
     expected_houses: Option<u16>,
     outbox: Box<dyn AnyOutbox>,
 }
@@ -150,8 +148,6 @@ impl Database {
     fn open_for(name: &str, config: &DatabaseConfig, create: bool) -> Result<Self, Failure> {
         let target =
             Target::parse(&config.url).map_err(|(reason, _)| Failure::usage(format!("database {name:?}: its URL {reason}")))?;
-        // What the stores of the library keep open: one for the lease, four for work (SQLite: three).
-        let connections = if matches!(target, Target::Sqlite(_)) { 4 } else { 5 };
         let made = match target {
             Target::Postgres(options) => {
                 let options =
@@ -162,7 +158,7 @@ impl Database {
             Target::Sqlite(options) => sqlite(*options, create, config),
         };
         let outbox = made.map_err(|e| Failure { text: format!("database {name:?}: {}", e.text), ..e })?;
-        Ok(Self { name: name.to_owned(), shown: redact_url(&config.url), connections, expected_houses: config.houses, outbox })
+        Ok(Self { name: name.to_owned(), shown: redact_url(&config.url), expected_houses: config.houses, outbox })
     }
 
     /// Connects once, so that what is wrong is told exactly and at once; a pool would keep trying.

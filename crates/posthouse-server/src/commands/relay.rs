@@ -176,7 +176,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
     let mut told = Vec::new();
     let mut failure: Option<Failure> = None;
     for (database, answer) in databases.iter().zip(answers) {
-        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.connections });
+        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.store().connections() });
         match answer {
             Ok((_, version, houses)) => {
                 line["schema_version"] = version.into();

@@ -26,6 +26,12 @@ pub(super) struct Destination {
     /// Rows being claimed or loaded.
     pub(super) loading: usize,
     pub(super) in_flight: usize,
+    /// Rows of it in memory, in any state.
+    pub(super) rows: usize,
+    /// Those that wait, also for their key or for suspects.
+    pub(super) waiting: usize,
+    /// Since when there has been nothing to do for it.
+    pub(super) idle_since: Option<Instant>,
     /// Some: this destination is left out of the forward read and has cursors of its own. A house without one starts at its mark.
     pub(super) lag: Option<HashMap<House, i64>>,
     breaker: Breaker,
@@ -51,6 +57,9 @@ impl Destination {
             loaded: VecDeque::new(),
             loading: 0,
             in_flight: 0,
+            rows: 0,
+            waiting: 0,
+            idle_since: None,
             lag: None,
             breaker: Breaker::Closed,
             bucket,
@@ -86,11 +95,20 @@ impl Destination {
         ahead.saturating_sub(self.in_flight + self.loading + self.loaded.len())
     }
 
+    fn room(&self) -> usize {
+        READY_LEAST.max(self.concurrency() * 4)
+    }
+
+    /// Nothing of it is in memory, and nothing is known to be left behind.
+    pub(super) fn is_idle(&self) -> bool {
+        self.rows == 0 && self.lag.is_none() && !self.is_down()
+    }
+
     /// Whether a row more may wait in memory.
     pub(super) fn has_room(&self) -> bool {
         match self.breaker {
-            Breaker::Closed => self.ready.len() < READY_LEAST.max(self.concurrency() * 4),
-            Breaker::Open { .. } => self.ready.is_empty(),
+            Breaker::Closed => self.waiting < self.room(),
+            Breaker::Open { .. } => self.waiting == 0,
         }
     }
 
@@ -98,9 +116,9 @@ impl Destination {
     pub(super) fn wants_rows(&self, now: Instant) -> bool {
         self.lag.is_some()
             && match self.breaker {
-                Breaker::Closed => self.ready.len() * 2 <= READY_LEAST.max(self.concurrency() * 4),
+                Breaker::Closed => self.waiting * 2 <= self.room(),
                 Breaker::Open { until, .. } => {
-                    now >= until && self.ready.is_empty() && self.in_flight + self.loading + self.loaded.len() == 0
+                    now >= until && self.waiting + self.in_flight + self.loading + self.loaded.len() == 0
                 }
             }
     }
@@ -157,7 +175,7 @@ impl Destination {
                 Breaker::Open { since, .. } => BreakerState::Open(since),
             },
             in_flight: self.in_flight as u32,
-            waiting: (self.ready.len() + self.loaded.len() + self.loading) as u32,
+            waiting: self.waiting as u32,
             delivered: self.delivered,
             last_error: self.last_error.clone(),
             last_confirmed: self.last_confirmed,

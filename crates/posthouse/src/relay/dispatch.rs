@@ -11,7 +11,10 @@ use crate::transport::{Delivery, Outcome, Token, Transport};
 use crate::{Envelope, Error};
 
 /// Messages per load statement.
-const LOAD: usize = 1_000;
+const LOAD: usize = 2_000;
+
+/// Messages that each destination may have in a load statement at least.
+const LOAD_SHARE: usize = 32;
 
 /// Loads under way at once.
 const LOADS: usize = 2;
@@ -44,9 +47,15 @@ impl Engine {
         for id in &ids {
             self.enter(*id, State::Loading);
         }
-        let active: Vec<usize> = self.active.iter().copied().collect();
-        'all: for dest in active {
-            let mut room = self.destinations[dest].may_load(now);
+        // Each gets its share of the statement, and another is first each time.
+        let mut active: Vec<usize> = self.active.iter().copied().collect();
+        active.sort_unstable();
+        self.load_turn = self.load_turn.wrapping_add(1);
+        let turn = self.load_turn % active.len().max(1);
+        active.rotate_left(turn);
+        let share = (LOAD / active.len().max(1)).max(LOAD_SHARE);
+        for dest in active {
+            let mut room = self.destinations[dest].may_load(now).min(share);
             if room == 0
                 && let Some(at) = self.destinations[dest].probe_at()
                 && at > now
@@ -55,16 +64,19 @@ impl Engine {
             }
             while room > 0 {
                 if ids.len() >= LOAD {
-                    break 'all;
+                    break;
                 }
                 let Some(id) = self.destinations[dest].ready.front().copied() else { break };
                 let Some(row) = self.rows.get(&id).filter(|r| r.state == State::Waiting && r.dest == dest) else {
                     self.destinations[dest].ready.pop_front();
                     continue;
                 };
-                // One message larger than the whole budget still goes, alone.
-                if self.bytes > 0 && self.bytes + row.thin.size as usize > memory {
-                    break 'all;
+                // A destination that holds nothing may load one message even so: another's slow sends must not starve it,
+                // and a message larger than the whole budget must go. So the bound is the budget and one message per destination.
+                let d = &self.destinations[dest];
+                let holds = d.in_flight + d.loading + d.loaded.len() > 0;
+                if self.bytes + row.thin.size as usize > memory && holds {
+                    break;
                 }
                 self.destinations[dest].ready.pop_front();
                 self.enter(id, State::Loading);
@@ -95,7 +107,9 @@ impl Engine {
                 self.database_failed(&e);
                 tracing::warn!(error = %e, messages = ids.len(), "could not load messages");
                 for id in ids.iter().rev() {
-                    self.put_back(*id);
+                    if self.rows.get(id).is_some_and(|r| r.state == State::Loading) {
+                        self.put_back(*id);
+                    }
                 }
                 self.load_after = Instant::now() + Duration::from_millis(200);
                 return;
@@ -135,6 +149,11 @@ impl Engine {
         }
         if row.claimed {
             self.unclaim(id, Duration::ZERO);
+            return;
+        }
+        // Its house is leaving, or has left: whoever takes it sends the row.
+        if self.stopping || self.houses.get(&row.thin.house).is_none_or(|h| h.draining) {
+            self.forget(id);
             return;
         }
         let dest = row.dest;
@@ -215,7 +234,10 @@ impl Engine {
             self.deadlines.pop();
             let timeout = self.shared.settings.send_timeout;
             let error = format!("no answer within {timeout:?} (relay.send_timeout)");
-            self.conclude(id, timeout, Outcome::Retry { after: None, error: error.into() });
+            // Silence is no sign that a destination that was down is up again.
+            let down = self.rows.get(&id).is_some_and(|r| self.destinations[r.dest].is_down());
+            let error = error.into();
+            self.conclude(id, timeout, if down { Outcome::Unavailable(error) } else { Outcome::Retry { after: None, error } });
         }
     }
 

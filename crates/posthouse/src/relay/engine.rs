@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use super::destination::Destination;
 use super::membership::{HouseEvent, Report};
 use super::ordering::{KeyQueue, Recent};
+use super::outcome::Lane;
 use super::reading::Reading;
 use super::{Command, Shared};
 use crate::store::{Change, Done, DuePage, House, KeyHash, Poll, Setback, Store, Taken, Thin};
@@ -49,6 +50,18 @@ pub(super) enum State {
     Missing,
 }
 
+/// The suspects of one destination in one house: as many rows as one instance can have had in flight. The rows behind them
+/// wait until they are done, so that each life of a process gets further, even if it ends with one of the later rows.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Rows that may still become suspects.
+    pub(super) left: usize,
+    /// Suspects in memory.
+    pub(super) open: usize,
+    /// Rows that wait for them.
+    pub(super) held: Vec<i64>,
+}
+
 #[derive(Debug)]
 pub(super) struct HouseState {
     pub(super) epoch: i64,
@@ -58,8 +71,8 @@ pub(super) struct HouseState {
     pub(super) marks: VecDeque<(Instant, i64)>,
     /// Taken from an owner that may have died of one of its messages; until it has been read once.
     pub(super) suspect: bool,
-    /// How many more rows per destination are treated as suspects: as many as one instance can have had in flight.
-    pub(super) window: HashMap<usize, usize>,
+    /// The suspects of each destination.
+    pub(super) windows: HashMap<usize, Window>,
     /// The forward read, and the due read, have seen all of it once.
     pub(super) polled_out: bool,
     pub(super) due_read: bool,
@@ -77,7 +90,7 @@ impl HouseState {
             mark: 0,
             marks: VecDeque::new(),
             suspect: taken.expired,
-            window: HashMap::new(),
+            windows: HashMap::new(),
             polled_out: false,
             due_read: false,
             draining: false,
@@ -93,8 +106,8 @@ pub(super) type Loaded = (i64, Result<Envelope, String>);
 /// What a task of the engine came back with.
 #[derive(Debug)]
 pub(super) enum Event {
-    Polled { seq: u64, asked: Vec<(House, i64, i64)>, all: bool, result: Result<Poll, Error> },
-    Due { limit: u32, result: Result<DuePage, Error> },
+    Polled { seq: u64, asked: Vec<(House, i64, i64)>, all: bool, unfiltered: bool, result: Result<Poll, Error> },
+    Due { limit: u32, asked: Vec<(House, i64)>, took: Duration, result: Result<DuePage, Error> },
     OfKeys { keys: Vec<(House, KeyHash)>, limit: u32, result: Result<Vec<Thin>, Error> },
     OfDestination { dest: usize, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Vec<Thin>, Error> },
     Changes { upto: i64, result: Result<Vec<Change>, Error> },
@@ -114,6 +127,8 @@ pub(super) struct Engine {
     pub(super) keys: HashMap<(House, KeyHash), KeyQueue>,
     pub(super) destinations: Vec<Destination>,
     by_name: HashMap<String, usize>,
+    /// Places in `destinations` that are free again.
+    vacant: Vec<usize>,
     /// Destinations that have something ready or loaded.
     pub(super) active: HashSet<usize>,
     /// Rows that must be claimed before they are sent.
@@ -127,17 +142,15 @@ pub(super) struct Engine {
     pub(super) loads: usize,
     /// After an error, nothing is loaded before this.
     pub(super) load_after: Instant,
+    /// Whose turn it is to be loaded first.
+    pub(super) load_turn: usize,
     /// Claimed rows on their way to be loaded.
     pub(super) to_load: Vec<i64>,
     pub(super) bytes: usize,
     pub(super) tries: u64,
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, i64, u64)>>,
-    pub(super) done: Vec<Done>,
-    pub(super) setbacks: Vec<Setback>,
-    pub(super) writing_done: bool,
-    pub(super) writing_setbacks: bool,
-    pub(super) write_after: Instant,
-    pub(super) write_failures: u32,
+    pub(super) done: Lane<Done>,
+    pub(super) setbacks: Lane<Setback>,
     pub(super) lease_until: Option<Instant>,
     to_membership: mpsc::UnboundedSender<Report>,
     pub(super) stopping: bool,
@@ -149,6 +162,9 @@ pub(super) struct Engine {
     stats_moving: bool,
     pub(super) in_flight: usize,
 }
+
+/// A destination to which nothing has gone for this long is forgotten, with its figures.
+const FORGET: Duration = Duration::from_secs(600);
 
 /// The longest nap of the loop.
 const NAP: Duration = Duration::from_secs(1);
@@ -171,6 +187,7 @@ pub(super) async fn run(
         keys: HashMap::new(),
         destinations: Vec::new(),
         by_name: HashMap::new(),
+        vacant: Vec::new(),
         active: HashSet::new(),
         suspects: VecDeque::new(),
         recent: Recent::default(),
@@ -181,16 +198,13 @@ pub(super) async fn run(
         answers,
         loads: 0,
         load_after: now,
+        load_turn: 0,
         to_load: Vec::new(),
         bytes: 0,
         tries: 0,
         deadlines: BinaryHeap::new(),
-        done: Vec::new(),
-        setbacks: Vec::new(),
-        writing_done: false,
-        writing_setbacks: false,
-        write_after: now,
-        write_failures: 0,
+        done: Lane::new(now),
+        setbacks: Lane::new(now),
         lease_until: None,
         to_membership,
         stopping: false,
@@ -248,6 +262,8 @@ pub(super) async fn run(
         }
     }
     engine.publish_stats(true);
+    // What a transport still holds has been given up; nothing is sent while it closes.
+    engine.sends.shutdown().await;
     for transport in shared.directory.transports.values() {
         transport.close().await;
     }
@@ -362,6 +378,9 @@ impl Engine {
 
     fn stop(&mut self) {
         self.stopping = true;
+        for id in std::mem::take(&mut self.to_load) {
+            self.unclaim(id, Duration::ZERO);
+        }
         self.drop_waiting();
     }
 
@@ -388,9 +407,17 @@ impl Engine {
         if let Some(place) = self.by_name.get(name) {
             return *place;
         }
-        let route = self.shared.directory.route(name);
-        let place = self.destinations.len();
-        self.destinations.push(Destination::new(name.to_owned(), route, Instant::now()));
+        let made = Destination::new(name.to_owned(), self.shared.directory.route(name), Instant::now());
+        let place = match self.vacant.pop() {
+            Some(place) => {
+                self.destinations[place] = made;
+                place
+            }
+            None => {
+                self.destinations.push(made);
+                self.destinations.len() - 1
+            }
+        };
         self.by_name.insert(name.to_owned(), place);
         place
     }
@@ -399,51 +426,54 @@ impl Engine {
     pub(super) fn forget(&mut self, id: i64) {
         let Some(row) = self.rows.remove(&id) else { return };
         self.leave_state(&row);
-        if let Some(house) = self.houses.get_mut(&row.thin.house) {
-            house.rows = house.rows.saturating_sub(1);
+        self.destinations[row.dest].rows -= 1;
+        let Some(house) = self.houses.get_mut(&row.thin.house) else { return };
+        house.rows = house.rows.saturating_sub(1);
+        if !row.suspect {
+            return;
+        }
+        // The last suspect of its destination is done: what waited for it goes.
+        let Some(window) = house.windows.get_mut(&row.dest) else { return };
+        window.open = window.open.saturating_sub(1);
+        if window.open == 0 {
+            let held = std::mem::take(&mut window.held);
+            if !house.suspect {
+                house.windows.remove(&row.dest);
+            }
+            for id in held {
+                self.ready(id);
+            }
         }
     }
 
     /// Undoes what a row's state counts for.
-    pub(super) fn leave_state(&mut self, row: &Row) {
-        let d = &mut self.destinations[row.dest];
-        match row.state {
-            State::Claiming => d.loading -= 1,
-            State::Loading => {
-                d.loading -= 1;
-                self.bytes -= row.thin.size as usize;
-            }
-            State::Loaded => self.bytes -= row.thin.size as usize,
-            State::Sending { .. } => {
-                d.in_flight -= 1;
-                self.in_flight -= 1;
-                self.bytes -= row.thin.size as usize;
-            }
-            State::Waiting | State::Writing { .. } | State::Missing => {}
-        }
+    fn leave_state(&mut self, row: &Row) {
+        self.count(row.state, row.dest, row.thin.size, |n, by| *n -= by);
     }
 
     /// Moves a row to another state.
     pub(super) fn enter(&mut self, id: i64, state: State) {
-        let Some(mut row) = self.rows.remove(&id) else { return };
-        self.leave_state(&row);
-        row.state = state;
-        let d = &mut self.destinations[row.dest];
+        let Some(row) = self.rows.get_mut(&id) else { return };
+        let (before, dest, size) = (std::mem::replace(&mut row.state, state), row.dest, row.thin.size);
+        self.count(before, dest, size, |n, by| *n -= by);
+        self.count(state, dest, size, |n, by| *n += by);
+    }
+
+    /// What a row in some state counts for.
+    fn count(&mut self, state: State, dest: usize, size: u32, change: impl Fn(&mut usize, usize)) {
+        let d = &mut self.destinations[dest];
         match state {
-            State::Claiming => d.loading += 1,
-            State::Loading => {
-                d.loading += 1;
-                self.bytes += row.thin.size as usize;
-            }
-            State::Loaded => self.bytes += row.thin.size as usize,
+            State::Waiting => change(&mut d.waiting, 1),
+            State::Claiming | State::Loading => change(&mut d.loading, 1),
             State::Sending { .. } => {
-                d.in_flight += 1;
-                self.in_flight += 1;
-                self.bytes += row.thin.size as usize;
+                change(&mut d.in_flight, 1);
+                change(&mut self.in_flight, 1);
             }
-            State::Waiting | State::Writing { .. } | State::Missing => {}
+            State::Loaded | State::Writing { .. } | State::Missing => {}
         }
-        self.rows.insert(id, row);
+        if matches!(state, State::Loading | State::Loaded | State::Sending { .. }) {
+            change(&mut self.bytes, size as usize);
+        }
     }
 
     pub(super) fn spawn_send(&mut self, send: impl Future<Output = ()> + Send + 'static) {
@@ -453,8 +483,11 @@ impl Engine {
     /// A row may go: it waits for its destination, or to be claimed first.
     pub(super) fn ready(&mut self, id: i64) {
         let Some(row) = self.rows.get(&id) else { return };
+        let window = self.houses.get_mut(&row.thin.house).and_then(|h| h.windows.get_mut(&row.dest));
         if row.thin.claims >= self.shared.settings.max_claims {
             self.give_up_claims(id);
+        } else if let Some(window) = window.filter(|w| !row.suspect && row.thin.claims == 0 && w.open > 0) {
+            window.held.push(id);
         } else if row.suspect || row.thin.claims > 0 {
             self.suspects.push_back(id);
         } else {
@@ -498,8 +531,31 @@ impl Engine {
         stats.in_memory = self.rows.len() as u64;
         stats.in_flight = self.in_flight as u64;
         stats.bytes = self.bytes as u64;
-        for d in &self.destinations {
-            stats.destinations.insert(d.name.clone(), d.stats());
+        stats.reads = self.reading.issued;
+        let now = Instant::now();
+        for (name, place) in &self.by_name {
+            let d = &mut self.destinations[*place];
+            if d.is_idle() {
+                d.idle_since.get_or_insert(now);
+            } else {
+                d.idle_since = None;
+            }
+            match stats.destinations.get_mut(name) {
+                Some(known) => *known = d.stats(),
+                None => drop(stats.destinations.insert(name.clone(), d.stats())),
+            }
+        }
+        // One address per tenant must not fill the memory: what has been idle for long is forgotten.
+        let windows: HashSet<usize> = self.houses.values().flat_map(|h| h.windows.keys().copied()).collect();
+        let gone = self.by_name.extract_if(|_, place| {
+            let idle = self.destinations[*place].idle_since;
+            idle.is_some_and(|since| now.saturating_duration_since(since) > FORGET) && !windows.contains(place)
+        });
+        for (name, place) in gone.collect::<Vec<_>>() {
+            stats.destinations.remove(&name);
+            self.active.remove(&place);
+            self.destinations[place].lag = None;
+            self.vacant.push(place);
         }
         stats.pass("engine");
         if last {

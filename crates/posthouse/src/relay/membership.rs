@@ -179,6 +179,8 @@ impl Member {
 
     async fn release(&mut self, houses: Vec<House>) {
         let Some(name) = self.instance.clone() else { return };
+        // Drained in an earlier life of this lease, and taken anew since: still in use.
+        let houses: Vec<House> = houses.into_iter().filter(|h| self.owned.get(h) == Some(&true)).collect();
         match self.shared.store.release(&name, &houses).await {
             Ok(()) => {
                 for house in &houses {

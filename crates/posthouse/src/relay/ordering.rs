@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::engine::{Engine, Row, State};
+use super::engine::{Engine, Row, State, Window};
 use crate::store::{House, KeyHash, Thin};
 use crate::{OnExhausted, Ordering};
 
@@ -64,7 +64,10 @@ impl Engine {
                 Some(Row { state: State::Writing { delivered: true }, .. }) => {}
                 Some(Row { state: State::Writing { delivered: false } | State::Missing, .. }) => return false,
                 Some(_) => {
-                    // A queue whose house was lost and came back while its head was in flight.
+                    // A queue whose house was lost and came back, or whose head was edited, while its head was in flight.
+                    if let Some(ahead) = self.rows.get_mut(&before) {
+                        ahead.key = Some(key.clone());
+                    }
                     let queue = self.keys.entry(key.clone()).or_default();
                     if queue.chain.is_empty() {
                         queue.chain.push_back(before);
@@ -93,11 +96,17 @@ impl Engine {
         if let Some(house) = self.houses.get_mut(&thin.house) {
             house.rows += 1;
             if house.suspect {
-                let left = house.window.entry(dest).or_insert(self.destinations[dest].concurrency());
-                suspect = *left > 0;
-                *left = left.saturating_sub(1);
+                let left = self.destinations[dest].concurrency();
+                let window = house.windows.entry(dest).or_insert(Window { left, open: 0, held: Vec::new() });
+                suspect = window.left > 0;
+                if suspect {
+                    window.left -= 1;
+                    window.open += 1;
+                }
             }
         }
+        self.destinations[dest].rows += 1;
+        self.destinations[dest].waiting += 1;
         self.rows.insert(thin.id, Row { thin, dest, key, state: State::Waiting, suspect, claimed: false });
     }
 
@@ -137,6 +146,11 @@ impl Engine {
                 self.forget(other);
             }
         }
+    }
+
+    /// Whether a row was delivered, though a read may still have seen it.
+    pub(super) fn is_delivered(&self, id: i64) -> bool {
+        self.recent.was_delivered(id) || self.rows.get(&id).is_some_and(|r| r.state == State::Writing { delivered: true })
     }
 
     /// Drops the queues of houses that are gone.

@@ -14,6 +14,12 @@ const ERROR_TEXT: usize = 2_000;
 /// Response text kept per attempt, in bytes.
 const RESPONSE_TEXT: usize = 4_000;
 
+/// The longest wait a receiver may ask for.
+const LONGEST_WAIT: Duration = Duration::from_secs(30 * 86_400);
+
+/// How long an outcome that can't be written, though its neighbours can, is left alone.
+const QUARANTINE: Duration = Duration::from_secs(30);
+
 /// Outcomes per statement.
 const BATCH: usize = 2_000;
 
@@ -63,12 +69,16 @@ impl Engine {
     fn failed_attempt(&mut self, id: i64, took: Duration, failure: Failure, again: Option<Option<Duration>>) {
         let Some(row) = self.rows.get(&id) else { return };
         let d = &mut self.destinations[row.dest];
-        d.refused(&failure.error);
+        if matches!(row.state, State::Sending { .. }) {
+            d.refused(&failure.error);
+        }
         let retry = d.route.retry;
         let attempts = row.thin.attempts + 1;
         let limit = row.thin.max_attempts.unwrap_or(retry.max_attempts);
         let wait = match again {
-            Some(after) if attempts < limit => Some(retry.wait(attempts, fastrand::f64()).max(after.unwrap_or_default())),
+            Some(after) if attempts < limit => {
+                Some(retry.wait(attempts, fastrand::f64()).max(after.unwrap_or_default().min(LONGEST_WAIT)))
+            }
             _ => None,
         };
         let setback = Setback {
@@ -144,41 +154,29 @@ impl Engine {
 
     /// Starts the writes that are wanted now: one of each kind at a time, each as large as what has gathered meanwhile.
     pub(super) fn write(&mut self, now: Instant) {
-        if self.done.is_empty() && self.setbacks.is_empty() {
-            return;
-        }
-        if now < self.write_after {
-            self.wake_by(self.write_after);
-            return;
-        }
-        if !self.writing_done && !self.done.is_empty() {
-            // After a failure that may be one row's own, one at a time finds it.
-            let most = if self.write_failures > 2 { 1 } else { BATCH };
-            let batch: Vec<Done> = self.done.drain(..self.done.len().min(most)).collect();
-            self.writing_done = true;
+        if let Some(batch) = self.done.next(now) {
             let (store, instance) = (self.store.clone(), self.instance.clone());
             self.io.spawn(async move {
                 let result = store.delivered(&instance, &batch).await;
                 Event::Delivered { batch, result }
             });
         }
-        if !self.writing_setbacks && !self.setbacks.is_empty() {
-            let most = if self.write_failures > 2 { 1 } else { BATCH };
-            let batch: Vec<Setback> = self.setbacks.drain(..self.setbacks.len().min(most)).collect();
-            self.writing_setbacks = true;
+        if let Some(batch) = self.setbacks.next(now) {
             let (store, instance) = (self.store.clone(), self.instance.clone());
             self.io.spawn(async move {
                 let result = store.setback(&instance, &batch).await;
                 Event::SetBack { batch, result }
             });
         }
+        for at in [self.done.wake_at(), self.setbacks.wake_at()].into_iter().flatten() {
+            self.wake_by(at);
+        }
     }
 
     pub(super) fn on_delivered(&mut self, batch: Vec<Done>, result: Result<Vec<i64>, Error>) {
-        self.writing_done = false;
         match result {
             Ok(gone) => {
-                self.write_worked();
+                self.done.worked();
                 let mut stats = self.shared.stats();
                 stats.delivered += gone.len() as u64;
                 stats.stale += (batch.len() - gone.len()) as u64;
@@ -189,18 +187,16 @@ impl Engine {
                 }
             }
             Err(e) => {
-                self.write_failed(&e);
-                // Behind the others: a row that can't be written doesn't hold them up.
-                self.done.extend(batch);
+                self.database_failed(&e);
+                self.done.failed(batch, &e);
             }
         }
     }
 
     pub(super) fn on_set_back(&mut self, batch: Vec<Setback>, result: Result<Vec<i64>, Error>) {
-        self.writing_setbacks = false;
         match result {
             Ok(changed) => {
-                self.write_worked();
+                self.setbacks.worked();
                 self.shared.stats().stale += (batch.len() - changed.len()) as u64;
                 let now = Instant::now();
                 for setback in batch {
@@ -217,8 +213,8 @@ impl Engine {
                 }
             }
             Err(e) => {
-                self.write_failed(&e);
-                self.setbacks.extend(batch);
+                self.database_failed(&e);
+                self.setbacks.failed(batch, &e);
             }
         }
     }
@@ -227,22 +223,126 @@ impl Engine {
         self.forget(id);
         self.recent.add(id, delivered, self.reading.issued);
     }
+}
 
-    fn write_worked(&mut self) {
-        if self.write_failures > 0 {
-            self.write_failures -= 1;
-        }
+/// Outcomes of one kind on their way to the database. After a failure batches get smaller until the row that can't be written
+/// stands alone; it is set aside for a while, so that it doesn't hold up the others.
+#[derive(Debug)]
+pub(super) struct Lane<T> {
+    queue: Vec<T>,
+    busy: bool,
+    after: Instant,
+    failures: u32,
+    most: usize,
+    aside: Vec<(Instant, T)>,
+}
+
+impl<T> Lane<T> {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { queue: Vec::new(), busy: false, after: now, failures: 0, most: BATCH, aside: Vec::new() }
     }
 
-    fn write_failed(&mut self, e: &Error) {
-        self.write_failures = match e.kind() {
-            // A deadlock or a lost connection says nothing about the rows.
-            ErrorKind::Conflict | ErrorKind::Unavailable => self.write_failures.max(1),
-            _ => (self.write_failures + 1).min(10),
+    pub(super) fn push(&mut self, outcome: T) {
+        self.queue.push(outcome);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.aside.is_empty() && !self.busy
+    }
+
+    fn next(&mut self, now: Instant) -> Option<Vec<T>> {
+        if self.busy || now < self.after {
+            return None;
+        }
+        self.queue.extend(self.aside.extract_if(.., |(until, _)| *until <= now).map(|(_, outcome)| outcome));
+        if self.queue.is_empty() {
+            return None;
+        }
+        self.busy = true;
+        Some(self.queue.drain(..self.queue.len().min(self.most)).collect())
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        if self.busy {
+            return None;
+        }
+        let aside = self.aside.iter().map(|(until, _)| *until).min();
+        let queue = (!self.queue.is_empty()).then_some(self.after);
+        [queue, aside].into_iter().flatten().min().map(|at| at.max(self.after))
+    }
+
+    fn worked(&mut self) {
+        self.busy = false;
+        self.failures = 0;
+        self.most = (self.most * 2).min(BATCH);
+    }
+
+    fn failed(&mut self, batch: Vec<T>, e: &Error) {
+        let now = Instant::now();
+        self.busy = false;
+        self.failures += 1;
+        // A lost connection says nothing about the rows, and a conflict not at first: another transaction may hold some of them.
+        let blamed = match e.kind() {
+            ErrorKind::Unavailable => false,
+            ErrorKind::Conflict => self.failures > 2,
+            _ => true,
         };
-        let wait = Duration::from_millis(50) * 2u32.pow(self.write_failures.min(6));
-        self.write_after = Instant::now() + wait.mul_f64(0.75 + 0.5 * fastrand::f64());
-        self.database_failed(e);
-        tracing::warn!(error = %e, again_in = ?wait, "could not write outcomes");
+        let wait = if blamed { Duration::from_millis(50) } else { Duration::from_millis(50) * 2u32.pow(self.failures.min(6)) };
+        self.after = now + wait.mul_f64(0.75 + 0.5 * fastrand::f64());
+        tracing::warn!(error = %e, outcomes = batch.len(), again_in = ?wait, "could not write outcomes");
+        if blamed && batch.len() == 1 {
+            self.aside.extend(batch.into_iter().map(|outcome| (now + QUARANTINE, outcome)));
+            return;
+        }
+        if blamed {
+            self.most = (batch.len() / 2).max(1);
+        }
+        // First again, so that the search for the row goes on where it was.
+        self.queue.splice(0..0, batch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_unwritable_outcome_does_not_hold_up_the_others() {
+        let start = Instant::now();
+        let mut lane = Lane::new(start);
+        for n in 0..1_000 {
+            lane.push(n);
+        }
+        let (mut written, mut now, mut rounds) = (Vec::new(), start, 0);
+        while written.len() < 999 {
+            now += Duration::from_secs(1);
+            rounds += 1;
+            assert!(rounds < 40, "still at {} after {rounds} rounds", written.len());
+            let Some(batch) = lane.next(now) else { continue };
+            if batch.contains(&77) {
+                lane.failed(batch, &Error::Schema("this row".into()));
+            } else {
+                written.extend(batch);
+                lane.worked();
+            }
+        }
+        assert!(!written.contains(&77) && !lane.is_empty(), "it is set aside, not dropped");
+        let mut later = None;
+        for _ in 0..3 {
+            now += QUARANTINE;
+            later = later.or(lane.next(now));
+        }
+        assert_eq!(later, Some(vec![77]), "and tried again");
+    }
+
+    #[test]
+    fn an_outage_blames_no_row() {
+        let mut lane = Lane::new(Instant::now());
+        lane.push(1);
+        for _ in 0..10 {
+            let batch = lane.next(Instant::now() + Duration::from_secs(60)).expect("still there");
+            lane.failed(batch, &Error::Timeout { what: "completion", after: Duration::ZERO });
+        }
+        assert!(lane.aside.is_empty());
     }
 }

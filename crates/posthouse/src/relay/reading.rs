@@ -50,6 +50,8 @@ pub(super) struct Reading {
     /// Something was committed since the last poll was issued.
     woken: bool,
     interval: Duration,
+    /// The destination whose lagging rows were read last.
+    lag_turn: usize,
     /// The house with a backlog whose turn was last.
     busy_last: House,
     /// Number of the last completed poll that found nothing new.
@@ -57,6 +59,8 @@ pub(super) struct Reading {
     due_at: Option<Instant>,
     due_read_at: Instant,
     due_cursor: (i64, i64),
+    /// How long due rows that a poll sees are left alone after a due read, in case they are those that can't go.
+    due_pause: Duration,
     /// Changes known, and changes seen in the last poll.
     changes: Option<i64>,
     changes_seen: i64,
@@ -87,10 +91,12 @@ impl Reading {
             woken: false,
             interval: EAGER,
             completed_poll: 0,
+            lag_turn: 0,
             busy_last: House(i32::MIN),
             due_at: None,
             due_read_at: now,
             due_cursor: BEFORE_ALL,
+            due_pause: DUE_AGAIN,
             changes: None,
             changes_seen: 0,
             near_at: now + settings.near_sweep,
@@ -125,7 +131,7 @@ impl Reading {
 
     pub(super) fn is_idle(&self, now: Instant) -> bool {
         self.fast.is_none()
-            && self.due_at.is_none_or(|at| at > now || self.due_read_at + DUE_AGAIN > now)
+            && self.due_at.is_none_or(|at| at > now || self.due_read_at + self.due_pause > now)
             && self.changes.is_none_or(|known| known >= self.changes_seen)
     }
 
@@ -229,6 +235,7 @@ impl Engine {
             self.reading.near_at = now + self.shared.settings.near_sweep;
         }
         let excluded = self.excluded();
+        let unfiltered = excluded.is_empty();
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
         self.reading.woken = false;
@@ -236,7 +243,7 @@ impl Engine {
         self.io.spawn(async move {
             let marks = marks_of(&asked);
             let result = store.poll(&marks, limit, &excluded).await;
-            Event::Polled { seq, asked, all, result }
+            Event::Polled { seq, asked, all, unfiltered, result }
         });
         true
     }
@@ -250,7 +257,7 @@ impl Engine {
         if !self.has_room() {
             return false;
         }
-        let houses: Vec<House> = self.readable().map(|(house, _)| house).collect();
+        let asked: Vec<(House, i64)> = self.readable().map(|(house, h)| (house, h.epoch)).collect();
         let (after, limit) = (self.reading.due_cursor, self.shared.settings.batch.min(500));
         let excluded: Vec<String> =
             self.destinations.iter().filter(|d| d.lag.is_some() && !d.has_room()).map(|d| d.name.clone()).collect();
@@ -260,8 +267,9 @@ impl Engine {
         self.reading.due_at = None;
         let store = self.store.clone();
         self.io.spawn(async move {
+            let (started, houses) = (Instant::now(), asked.iter().map(|(house, _)| *house).collect::<Vec<_>>());
             let result = store.due(&houses, after, limit, &excluded).await;
-            Event::Due { limit, result }
+            Event::Due { limit, asked, took: started.elapsed(), result }
         });
         true
     }
@@ -288,7 +296,11 @@ impl Engine {
         if !self.has_room() {
             return false;
         }
-        let Some(dest) = self.destinations.iter().position(|d| d.wants_rows(now)) else { return false };
+        // In turn, so that one with a large backlog doesn't keep the others from theirs.
+        let count = self.destinations.len();
+        let mut turns = (1..=count).map(|n| (self.reading.lag_turn + n) % count);
+        let Some(dest) = turns.find(|place| self.destinations[*place].wants_rows(now)) else { return false };
+        self.reading.lag_turn = dest;
         let marks: Vec<(House, i64, i64)> = self.readable().map(|(house, h)| (house, h.epoch, h.mark)).collect();
         let d = &mut self.destinations[dest];
         let name = d.name.clone();
@@ -323,11 +335,12 @@ impl Engine {
     }
 
     fn sweep(&mut self, now: Instant) {
-        if !self.has_room() {
+        let full = now >= self.reading.full_at;
+        // Rows whose log row is missing don't keep the sweep away that gives them another look.
+        if !(self.has_room() || full && self.reading.sweep.is_none()) {
             return;
         }
         if self.reading.sweep.is_none() {
-            let full = now >= self.reading.full_at;
             if !full && (now < self.reading.near_at || self.rows.is_empty()) {
                 let next =
                     self.reading.full_at.min(if self.rows.is_empty() { self.reading.full_at } else { self.reading.near_at });
@@ -335,6 +348,12 @@ impl Engine {
                 return;
             }
             if full {
+                // What committed late below the cursor of a destination that lags is found like everything else.
+                for d in self.destinations.iter_mut().filter(|d| !d.is_down()) {
+                    if let Some(cursors) = &mut d.lag {
+                        cursors.values_mut().for_each(|cursor| *cursor = 0);
+                    }
+                }
                 // Rows whose log row was missing get another look.
                 let missing: Vec<i64> =
                     self.rows.iter().filter(|(_, r)| r.state == super::engine::State::Missing).map(|(id, _)| *id).collect();
@@ -386,13 +405,13 @@ impl Engine {
     pub(super) fn on_read(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Polled { seq, asked, all, result } => {
+            Event::Polled { seq, asked, all, unfiltered, result } => {
                 self.reading.fast = None;
                 if let Some(poll) = self.read_result(now, result) {
-                    self.on_polled(seq, &asked, all, poll, now);
+                    self.on_polled((seq, all, unfiltered), &asked, poll, now);
                 }
             }
-            Event::Due { limit, result } => {
+            Event::Due { limit, asked, took, result } => {
                 self.reading.fast = None;
                 match self.read_result(now, result) {
                     Some(page) => {
@@ -407,9 +426,12 @@ impl Engine {
                         if full_page {
                             self.reading.due_by(now);
                         } else {
-                            for h in self.houses.values_mut() {
-                                h.due_read = true;
-                                h.settle();
+                            self.reading.due_pause = DUE_AGAIN.max(took * SWEEP_SHARE);
+                            for (house, epoch) in asked {
+                                if let Some(h) = self.houses.get_mut(&house).filter(|h| h.epoch == epoch) {
+                                    h.due_read = true;
+                                    h.settle();
+                                }
                             }
                             if let Some(next) = page.next_due {
                                 self.reading.due_by(now + Duration::from_micros(next.max(0) as u64));
@@ -425,11 +447,11 @@ impl Engine {
                     Some(rows) => {
                         let mut count = std::collections::HashMap::new();
                         for thin in rows {
-                            let key = thin.key.clone().map(|k| (thin.house, k));
-                            self.admit(thin, Found::Behind);
-                            if let Some(key) = key {
-                                *count.entry(key).or_insert(0) += 1;
+                            // Only what has been delivered meanwhile hides what lies behind it; what is refused has its own way back.
+                            if let (true, Some(key)) = (self.is_delivered(thin.id), thin.key.clone()) {
+                                *count.entry((thin.house, key)).or_insert(0) += 1;
                             }
+                            self.admit(thin, Found::Behind);
                         }
                         // A key whose rows all went meanwhile but had more behind them.
                         for (key, n) in count {
@@ -523,7 +545,7 @@ impl Engine {
         stats.database_error = Some(e.to_string());
     }
 
-    fn on_polled(&mut self, seq: u64, asked: &Asked, all: bool, poll: Poll, now: Instant) {
+    fn on_polled(&mut self, (seq, all, unfiltered): (u64, bool, bool), asked: &Asked, poll: Poll, now: Instant) {
         let mut found_new = false;
         for thin in poll.rows {
             found_new |= self.admit(thin, Found::Ahead);
@@ -546,7 +568,8 @@ impl Engine {
                 }
                 None => {
                     h.busy = false;
-                    h.polled_out = true;
+                    // What was left out for a destination that lags may hold suspects of its own.
+                    h.polled_out |= unfiltered;
                     h.settle();
                     found.max_id
                 }
@@ -554,7 +577,11 @@ impl Engine {
             h.advance(read_to, now);
         }
         if let Some(next) = next_due {
-            let at = if next > 0 { now + Duration::from_micros(next as u64) } else { self.reading.due_read_at + DUE_AGAIN };
+            let at = if next > 0 {
+                now + Duration::from_micros(next as u64)
+            } else {
+                self.reading.due_read_at + self.reading.due_pause
+            };
             self.reading.due_by(at);
         }
         self.reading.changes.get_or_insert(poll.changes);
@@ -591,8 +618,9 @@ impl Engine {
         for thin in rows {
             self.admit(thin, Found::Behind);
         }
-        if caught_up && self.destinations[dest].lag == before && !self.destinations[dest].is_down() {
-            self.destinations[dest].lag = None;
+        let d = &mut self.destinations[dest];
+        if caught_up && d.lag == before && (!d.is_down() || d.has_room()) {
+            d.lag = None;
         }
     }
 }
@@ -611,7 +639,7 @@ impl HouseState {
     fn settle(&mut self) {
         if self.polled_out && self.due_read {
             self.suspect = false;
-            self.window.clear();
+            self.windows.retain(|_, window| window.open > 0);
         }
     }
 

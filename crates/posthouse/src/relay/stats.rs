@@ -33,6 +33,8 @@ pub struct RelayStats {
     pub in_flight: u64,
     /// Payload bytes in memory.
     pub bytes: u64,
+    /// Reads of the pending set.
+    pub reads: u64,
     /// Database calls that failed.
     pub database_errors: u64,
     /// The last database error, while there has been no success since.

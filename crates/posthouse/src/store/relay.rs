@@ -125,17 +125,18 @@ impl Ahead {
         self.rows.push((thin, eligible));
     }
 
-    /// Links rows of one key; answers the first of each key, which must be asked for.
-    pub(crate) fn link(&mut self) -> Vec<&mut Thin> {
+    /// Links rows of one key; answers the first of each key, which must be asked for. With destinations left out of the read,
+    /// a row that was edited to one of them leaves a gap in its key, so then all keyed rows must be asked for.
+    pub(crate) fn link(&mut self, gaps: bool) -> Vec<&mut Thin> {
         self.rows.sort_unstable_by_key(|(t, _)| (t.house, t.id));
         let mut last: std::collections::HashMap<(House, KeyHash), i64> = std::collections::HashMap::new();
         let mut first = Vec::new();
         for (thin, eligible) in &mut self.rows {
             let Some(key) = thin.key.clone() else { continue };
             match last.insert((thin.house, key), thin.id) {
-                Some(before) => thin.before = Some(before),
-                None if *eligible => first.push(thin),
-                None => {}
+                Some(before) if !gaps => thin.before = Some(before),
+                _ if *eligible => first.push(thin),
+                _ => {}
             }
         }
         first
@@ -367,7 +368,7 @@ pub enum Action {
     Requeue,
     /// Give it up: FAILED, and out of its key's queue. Applies to everything that isn't delivered.
     Skip,
-    /// Send it to another destination, now. Applies to everything that isn't delivered.
+    /// Send it to another destination, now, with all its attempts. Applies to everything that isn't delivered.
     Edit {
         /// The new destination.
         destination: String,
@@ -460,6 +461,9 @@ pub(crate) use on;
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Kind of database, for logs.
     fn kind(&self) -> &'static str;
+
+    /// The most connections it keeps open: its own, beside those of the pool it was made from.
+    fn connections(&self) -> u32;
 
     /// Fails unless the tables are there and usable; answers (schema version, houses).
     fn check(&self) -> Reply<'_, (i32, u16)>;

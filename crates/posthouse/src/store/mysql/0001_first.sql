@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS {message} (
     CHECK (LENGTH(message_key) <= 255),
     CHECK (LENGTH(content_type) <= 255),
     CHECK (JSON_VALID(headers)),
+    CHECK (deliver_at < TIMESTAMP'9999-01-01 00:00:00.000000'),
     CHECK (max_attempts BETWEEN 1 AND 10000)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET = utf8mb4
 PARTITION BY RANGE (id) (%PARTITIONS%)

@@ -193,7 +193,10 @@ pub(super) async fn act(
             "p.status = 'FAILED', p.due_at = TIMESTAMP'9999-12-31 00:00:00.000000', p.key_hash = NULL, \
              p.last_error = CONCAT(COALESCE(CONCAT(p.last_error, '; '), ''), 'skipped by ', ?)",
         ),
-        Action::Edit { .. } => ("", "p.status = 'PENDING', p.due_at = UTC_TIMESTAMP(6), p.destination = CAST(? AS BINARY)"),
+        Action::Edit { .. } => (
+            "",
+            "p.status = 'PENDING', p.due_at = UTC_TIMESTAMP(6), p.attempts = 0, p.claims = 0, p.destination = CAST(? AS BINARY)",
+        ),
     };
     let detail = match action {
         Action::Edit { destination } => Some(destination.as_str()),

@@ -220,7 +220,8 @@ impl MySqlStore {
                 .max_connections(n)
                 .acquire_timeout(deadline)
                 .test_before_acquire(false)
-                .idle_timeout(None)
+                // Before the server's own wait_timeout for these sessions.
+                .idle_timeout(Duration::from_secs(IDLE / 2))
                 .after_connect(move |conn, _| {
                     let session = session.clone();
                     Box::pin(async move {
@@ -275,12 +276,16 @@ fn union_text(tables: &Tables, template: &str, arms: usize, excluded: usize) -> 
     AssertSqlSafe(text).into_sql_str()
 }
 
+/// After this many seconds without a word the server ends a session of the relay: one whose host vanished in the middle of a
+/// transaction must not keep rows locked for hours.
+const IDLE: u64 = 60;
+
 /// What the relay's sessions are set to. READ COMMITTED: no gap locks, and every statement sees what is committed by then.
 /// The server gives up waiting for a row when nobody waits for the answer any more.
 fn session(deadline: Duration) -> String {
     format!(
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-         SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, innodb_lock_wait_timeout = {}",
+         SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, innodb_lock_wait_timeout = {}, wait_timeout = {IDLE}",
         lock_wait(deadline)
     )
 }
@@ -348,6 +353,13 @@ fn padded(excluded: &[String]) -> Vec<&[u8]> {
         out.resize(out.len().next_power_of_two(), last);
     }
     out
+}
+
+/// Arms per statement: a statement may have 65 535 placeholders, and each arm has some of its own besides the list.
+fn arms(excluded: &[&[u8]]) -> usize {
+    let fit = (60_000 / (excluded.len() + 8)).clamp(1, ARMS);
+    // The largest power of two that fits.
+    1 << fit.ilog2()
 }
 
 type Statement<'q> = Query<'q, MySql, MySqlArguments>;
@@ -439,6 +451,10 @@ impl MySqlStore {
 impl Store for MySqlStore {
     fn kind(&self) -> &'static str {
         "mysql"
+    }
+
+    fn connections(&self) -> u32 {
+        1 + WORK_CONNECTIONS
     }
 
     fn check(&self) -> Reply<'_, (i32, u16)> {
@@ -552,7 +568,7 @@ impl Store for MySqlStore {
             let mut out = Poll::default();
             let mut rows = Vec::new();
             let mut changes = None;
-            for marks in marks.chunks(ARMS) {
+            for marks in marks.chunks(arms(&excluded)) {
                 // First what there is: most polls find nothing new in most houses, and this costs a third.
                 let mut query = sqlx::query(self.union(PEEK_ARM, marks.len(), 0));
                 for m in marks {
@@ -596,7 +612,7 @@ impl Store for MySqlStore {
             for row in &rows {
                 ahead.push(thin(row)?);
             }
-            let mut first = ahead.link();
+            let mut first = ahead.link(!excluded.is_empty());
             if !first.is_empty() {
                 let keys: Vec<_> = first.iter().map(|t| (t.house.0, t.key.as_ref().map(|k| k.number), t.id)).collect();
                 let rows = sqlx::query_as(self.sql.before.clone()).bind(json(&keys)?).fetch_all(&mut *c).await?;
@@ -614,7 +630,7 @@ impl Store for MySqlStore {
         on!(self.work, self.deadline, "sweep", |c| {
             let excluded = padded(excluded);
             let mut rows = Vec::new();
-            for marks in marks.chunks(ARMS) {
+            for marks in marks.chunks(arms(&excluded)) {
                 let mut query = sqlx::query(self.union(SWEEP_ARM, marks.len(), excluded.len()));
                 for m in marks {
                     query = bind_all(query.bind(m.house.0).bind(m.after).bind(m.upto), &excluded).bind(i64::from(limit));
@@ -631,7 +647,7 @@ impl Store for MySqlStore {
             // Below 1970 there is nothing; lower numbers would leave the range of DATETIME.
             let (at, id) = if after.0 < 0 { (0, 0) } else { after };
             let mut page = DuePage::default();
-            for houses in houses.chunks(ARMS) {
+            for houses in houses.chunks(arms(&excluded)) {
                 let mut query = sqlx::query(self.union(DUE_ARM, houses.len(), excluded.len()));
                 for h in houses {
                     query = bind_all(query.bind(h.0).bind(at).bind(at).bind(id), &excluded).bind(i64::from(limit));

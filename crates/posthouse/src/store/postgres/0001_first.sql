@@ -13,16 +13,17 @@ CREATE FUNCTION {hash}(destination text, message_key text, message_id text) RETU
 
 CREATE TABLE {message} (
     id           bigint GENERATED ALWAYS AS IDENTITY,
-    message_id   text NOT NULL DEFAULT gen_random_uuid()::text,
-    type         text NOT NULL DEFAULT '',
+    message_id   text NOT NULL DEFAULT gen_random_uuid()::text CHECK (octet_length(message_id) BETWEEN 1 AND 255),
+    type         text NOT NULL DEFAULT '' CHECK (octet_length(type) <= 255),
     destination  text NOT NULL CHECK (destination <> '' AND octet_length(destination) <= 255),
     message_key  text CHECK (octet_length(message_key) <= 255),
     payload      bytea NOT NULL DEFAULT '',
-    content_type text NOT NULL DEFAULT 'application/json',
+    content_type text NOT NULL DEFAULT 'application/json' CHECK (octet_length(content_type) <= 255),
     headers      json,
     -- The statement's clock, not the transaction's start.
-    created_at   timestamptz NOT NULL DEFAULT statement_timestamp(),
-    deliver_at   timestamptz,
+    created_at   timestamptz NOT NULL DEFAULT statement_timestamp() CHECK (isfinite(created_at)),
+    -- The years 1 to 9998: neither infinity nor the end of 9999, which marks FAILED.
+    deliver_at   timestamptz CHECK (deliver_at >= '0001-01-01 00:00Z' AND deliver_at < '9999-01-01 00:00Z'),
     max_attempts integer CHECK (max_attempts BETWEEN 1 AND 10000),
     PRIMARY KEY (id)
 ) PARTITION BY RANGE (id);

@@ -141,9 +141,11 @@ pub(super) async fn act(
             "p.status <> 'x'",
             None,
         ),
-        Action::Edit { destination } => {
-            ("status = 'PENDING', due_at = clock_timestamp(), destination = $3::text", "p.status <> 'x'", Some(destination))
-        }
+        Action::Edit { destination } => (
+            "status = 'PENDING', due_at = clock_timestamp(), attempts = 0, claims = 0, destination = $3::text",
+            "p.status <> 'x'",
+            Some(destination),
+        ),
     };
     let sql = format!(
         "WITH u AS (UPDATE {{pending}} p SET {set}, owner = NULL, version = p.version + 1, updated_at = clock_timestamp() \

@@ -146,7 +146,7 @@ const RENEW: &str = "WITH me AS (UPDATE {instance} SET lease_until = clock_times
 // Takers go one after the other, and renewals that are under way are waited for: otherwise the statement below could judge an
 // owner by a snapshot from before it joined, or before its lease was renewed, and take a house from the living.
 // Upkeep removes rows that are older than those locked here, so the two don't meet.
-const TAKE_LOCKS: &str = "LOCK TABLE {house} IN SHARE ROW EXCLUSIVE MODE; \
+const TAKE_LOCKS: &str = "SET LOCAL idle_in_transaction_session_timeout = '5s'; LOCK TABLE {house} IN SHARE ROW EXCLUSIVE MODE; \
      SELECT FROM {instance} WHERE lease_until > clock_timestamp() - interval '1 hour' ORDER BY instance FOR SHARE";
 
 const TAKE: &str = "UPDATE {house} h SET owner = $1, epoch = h.epoch + 1, taken_at = clock_timestamp() \
@@ -156,7 +156,7 @@ const TAKE: &str = "UPDATE {house} h SET owner = $1, epoch = h.epoch + 1, taken_
      WHERE h.house = free.house AND EXISTS (SELECT FROM {instance} i WHERE i.instance = $1 AND i.lease_until > clock_timestamp()) \
      RETURNING h.house, h.epoch, free.owner IS NOT NULL AS expired";
 
-/// PostgreSQL as a relay sees it, on connections of its own: one reserved for the lease, four for work.
+/// PostgreSQL as a relay sees it, on connections of its own: one reserved for the lease, five for work.
 #[derive(Debug)]
 pub(crate) struct PostgresStore {
     lease: PgPool,
@@ -185,8 +185,8 @@ struct Statements {
     take: SqlStr,
 }
 
-/// Connections for reads and outcomes: forward read, sweep, load, outcome.
-const WORK_CONNECTIONS: u32 = 4;
+/// Connections for work: forward read, sweep, load, outcomes, and the one that listens.
+const WORK_CONNECTIONS: u32 = 5;
 
 impl PostgresStore {
     pub(crate) fn new(pool: &PgPool, tables: &Tables, deadline: Duration) -> Self {
@@ -291,6 +291,10 @@ impl Store for PostgresStore {
         "postgres"
     }
 
+    fn connections(&self) -> u32 {
+        1 + WORK_CONNECTIONS
+    }
+
     fn check(&self) -> Reply<'_, (i32, u16)> {
         on!(self.work, self.deadline, "schema check", |c| {
             match super::migrate::version(c, &self.tables).await? {
@@ -385,7 +389,7 @@ impl Store for PostgresStore {
                     out.houses.push(HousePoll { house: House(row.try_get(0)?), max_id, cut_off: None, next_due });
                 }
             }
-            let mut first = ahead.link();
+            let mut first = ahead.link(!excluded.is_empty());
             if !first.is_empty() {
                 let rows = sqlx::query_as(self.sql.before.clone())
                     .bind(first.iter().map(|t| t.house.0).collect::<Vec<_>>())

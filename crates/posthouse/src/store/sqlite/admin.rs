@@ -142,9 +142,11 @@ pub(super) async fn act(
             "1".to_owned(),
             Some(actor),
         ),
-        Action::Edit { destination } => {
-            (format!("status = 'PENDING', due_at = {now}, destination = ?2"), "1".to_owned(), Some(destination.as_str()))
-        }
+        Action::Edit { destination } => (
+            format!("status = 'PENDING', due_at = {now}, attempts = 0, claims = 0, destination = ?2"),
+            "1".to_owned(),
+            Some(destination.as_str()),
+        ),
     };
     let detail = match action {
         Action::Edit { destination } => Some(destination.as_str()),

@@ -215,6 +215,9 @@ struct Statements {
     free: SqlStr,
 }
 
+/// Rows that may lie between a connection's thread and its reader: as many as a forward read brings by default.
+const ROWS_BUFFERED: usize = 2_000;
+
 /// Connections for reads and outcomes: forward read or sweep, load, outcome.
 const WORK_CONNECTIONS: u32 = 3;
 
@@ -229,6 +232,8 @@ impl SqliteStore {
             .journal_mode(SqliteJournalMode::Wal)
             // With less, a power cut could take back what was acknowledged: an outcome, or the epoch of a house.
             .synchronous(SqliteSynchronous::Full)
+            // Rows come from a thread of their own through a channel; a short one would switch threads every few rows.
+            .row_buffer_size(ROWS_BUFFERED)
             .busy_timeout(BUSY);
         let own = |n| {
             SqlitePoolOptions::new()
@@ -366,6 +371,10 @@ impl Store for SqliteStore {
         "sqlite"
     }
 
+    fn connections(&self) -> u32 {
+        1 + WORK_CONNECTIONS
+    }
+
     fn check(&self) -> Reply<'_, (i32, u16)> {
         on!(self.work, self.deadline, "schema check", |c| {
             if super::migrate::in_memory(c).await? {
@@ -457,6 +466,7 @@ impl Store for SqliteStore {
 
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
         on!(self.work, self.deadline, "forward read", |c| {
+            let gaps = !excluded.is_empty();
             let excluded = json(excluded)?;
             let mut out = Poll::default();
             let mut ahead = Ahead::default();
@@ -472,7 +482,7 @@ impl Store for SqliteStore {
                     }
                 }
             }
-            let mut first = ahead.link();
+            let mut first = ahead.link(gaps);
             if !first.is_empty() {
                 let keys: Vec<_> =
                     first.iter().map(|t| (t.id, t.house.0, t.key.as_ref().and_then(|k| k.text.as_deref()))).collect();

@@ -15,6 +15,9 @@ on_all_databases!(
     backlog_of_a_dead_destination_stays_in_the_database_and_drains_in_order,
     rows_held_by_a_breaker_go_to_another_instance,
     rate_limit_spaces_sends,
+    an_outage_is_not_read_again_and_again,
+    houses_move_though_a_destination_is_down,
+    slow_keyed_destination_leaves_room_for_others,
 );
 
 /// L5, L16: one message only, no new traffic, no attempt counted.
@@ -113,5 +116,113 @@ async fn rate_limit_spaces_sends<T: TestDb>() {
     log.wait_len(30).await;
     // The bucket starts with one token: 29 intervals of 50 ms.
     assert!(started.elapsed() >= Duration::from_millis(1_400), "{:?}", started.elapsed());
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// P4's kin: rows that can't go now, of a hot key and of many, are not read over and over.
+async fn an_outage_is_not_read_again_and_again<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let up = Arc::new(AtomicBool::new(true));
+    let (u, log) = (up.clone(), Log::default());
+    let l = log.clone();
+    let transport = from_fn(move |d: Delivery| {
+        let up = u.load(Ordering::SeqCst);
+        if up {
+            l.add(&d);
+        }
+        async move { if up { d.delivered() } else { d.unavailable("down") } }
+    });
+    let relay = Relay::builder(&outbox).settings(quick()).transport("test", transport).start().await.unwrap();
+    outbox.publish_alone(Message::to("test:a").key("hot").payload("0")).await.unwrap();
+    log.wait_len(1).await;
+    up.store(false, Ordering::SeqCst);
+    let n = 600;
+    let mut tx = outbox.begin().await.unwrap();
+    outbox
+        .publish_many(
+            &mut tx,
+            (1..n).map(|i| Message::to("test:a").key(if i % 2 == 0 { "hot" } else { "warm" }).payload(i.to_string())),
+        )
+        .await
+        .unwrap();
+    tx.commit().await.unwrap();
+    wait_for("the outage is noticed", SOON, async || relay.stats().unavailable > 1).await;
+    // An operator takes away the very message that the breaker keeps for its probes.
+    let rows = messages(&**relay.store()).await;
+    let waiting: Vec<i64> = rows.iter().filter(|m| m.status == "PENDING").map(|m| m.id).collect();
+    let heads: Vec<i64> = waiting.iter().rev().take(2).copied().collect();
+    relay.store().act(&heads, &posthouse::store::Action::Skip, "ann").await.unwrap();
+    let before = relay.stats().reads;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let reads = relay.stats().reads - before;
+    assert!(reads < 150, "{reads} reads in 3 s");
+    up.store(true, Ordering::SeqCst);
+    log.wait_len(n - 2).await;
+    relay.drain_once().await;
+    assert_eq!(log.order_violations(), 0);
+    assert_eq!(pending::<T>(&outbox).await, 2, "the two that were skipped");
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// A house whose message is held for a dead destination is handed over all the same.
+async fn houses_move_though_a_destination_is_down<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let dead = || from_fn(|d: Delivery| async move { d.unavailable("down") });
+    let log = Log::default();
+    let relay = async || {
+        Relay::builder(&outbox)
+            .settings(quick())
+            .transport("dead", dead())
+            .transport("test", Recorder(log.clone()))
+            .start()
+            .await
+            .unwrap()
+    };
+    let first = relay().await;
+    for i in 0..100 {
+        outbox.publish_alone(Message::to(format!("dead:{}", i % 10)).key(i).payload(i.to_string())).await.unwrap();
+    }
+    wait_for("the outage is noticed", SOON, async || first.stats().unavailable >= 10).await;
+    let all = first.stats().houses;
+    let second = relay().await;
+    if T::NAME != "sqlite" {
+        wait_for("shares", SOON, async || first.stats().houses == all / 2 && second.stats().houses == all / 2).await;
+    }
+    tokio::time::timeout(SOON, first.shutdown(Duration::from_secs(10))).await.expect("shutdown completes");
+    wait_for("all houses moved", SOON, async || second.stats().houses == all).await;
+    outbox.publish_alone(Message::to("test:a").payload("x")).await.unwrap();
+    log.wait_len(1).await;
+    second.shutdown(Duration::from_secs(5)).await;
+}
+
+/// Many keys, long queues, one send at a time: others are read and sent meanwhile.
+async fn slow_keyed_destination_leaves_room_for_others<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let log = Log::default();
+    let slow = from_fn(|d: Delivery| async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        d.delivered();
+    });
+    let mut settings = quick();
+    settings.batch = 200;
+    let relay = Relay::builder(&outbox)
+        .settings(settings)
+        .transport("slow", slow)
+        .transport("test", Recorder(log.clone()))
+        .route("slow", Route::to("slow:a").concurrency(1))
+        .start()
+        .await
+        .unwrap();
+    for _ in 0..4 {
+        let mut tx = outbox.begin().await.unwrap();
+        outbox.publish_many(&mut tx, (0..1_500).map(|i| Message::to("slow").key(i % 40))).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    for i in 0..20 {
+        let started = std::time::Instant::now();
+        outbox.publish_alone(Message::to("test:a").payload(i.to_string())).await.unwrap();
+        log.wait_len(i + 1).await;
+        assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    }
     relay.shutdown(Duration::from_secs(5)).await;
 }

@@ -202,9 +202,10 @@ async fn message_that_kills_its_process_ends_failed<T: TestDb>() {
     let place = T::place().await;
     let outbox = place.outbox();
     outbox.migrate().await.unwrap();
-    for i in 0..30 {
+    // In SQLite's one house the poison lies behind more messages than one instance can have had in flight.
+    for i in 0..80 {
         outbox.publish_alone(Message::to("test:a").id(format!("good{i}")).payload("fine")).await.unwrap();
-        if i == 10 {
+        if i == 60 {
             outbox.publish_alone(Message::to("test:a").id("poison").payload("poison")).await.unwrap();
         }
     }
@@ -218,7 +219,7 @@ async fn message_that_kills_its_process_ends_failed<T: TestDb>() {
         if done {
             break;
         }
-        assert!(deaths < 10, "still killing after {deaths} deaths: {rows:#?}");
+        assert!(deaths < 12, "still killing after {deaths} deaths: {rows:#?}");
         let (url, schema) = (place.url.clone(), place.schema.clone());
         let mut child = tokio::task::spawn_blocking(move || spawn::<T>("poison", &url, schema.as_deref(), 0)).await.unwrap();
         let told = lines(&mut child);
@@ -242,6 +243,6 @@ async fn message_that_kills_its_process_ends_failed<T: TestDb>() {
     assert_eq!(failed.len(), 1, "only the poison fails: {failed:#?}");
     assert_eq!(failed[0].message_id, "poison");
     assert!(failed[0].last_error.as_deref().unwrap_or_default().contains("processes died"), "{failed:?}");
-    assert_eq!(got.iter().filter(|id| id.starts_with("good")).count(), 30, "everything else is delivered");
-    assert!((3..=5).contains(&deaths), "{deaths} deaths for a cap of 3 claims, one before the first claim");
+    assert_eq!(got.iter().filter(|id| id.starts_with("good")).count(), 80, "everything else is delivered");
+    assert!((3..=7).contains(&deaths), "{deaths} deaths for a cap of 3 claims and at least one before the first claim");
 }

@@ -62,8 +62,16 @@ async fn a_poll_reads_up_to_its_limit_per_house<T: StoreDb>(db: &Fresh<T>) {
         let first: Vec<i64> = all.rows.iter().filter(|t| t.house == mark.house).map(|t| t.id).take(2).collect();
         let got: Vec<i64> = some.rows.iter().filter(|t| t.house == mark.house).map(|t| t.id).collect();
         assert_eq!(got, first, "house {}", mark.house);
+        let told = |poll: &posthouse::store::Poll| *poll.houses.iter().find(|h| h.house == mark.house).unwrap();
+        let (short, long) = (told(&some), told(&all));
+        assert_eq!(
+            (short.max_id, short.next_due),
+            (long.max_id, long.next_due),
+            "the limit doesn't change what is told about a house"
+        );
+        assert_eq!(long.cut_off, None);
+        assert_eq!(short.cut_off, (first.len() == 2).then(|| first[1]), "but where the read stopped");
     }
-    assert_eq!(some.houses, all.houses, "the limit doesn't change what is told about a house");
 }
 
 async fn a_poll_leaves_out_excluded_destinations<T: StoreDb>(db: &Fresh<T>) {
