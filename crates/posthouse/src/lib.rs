@@ -47,7 +47,7 @@
 //! | `sqlite` | SQLite 3.40 and newer, in a file |
 //! | `relay` | the relay, the `Transport` trait, and `local:` handlers |
 //! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
-//! | `testing` | helpers for tests of transports and receivers |
+//! | `testing` | the module `testing`: what a transaction published, a scripted transport; for tests of services |
 //!
 //! # Where to go next
 //!
@@ -56,6 +56,7 @@
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
 //! - Lists and operator actions: [`store::Store`], from [`Outbox::store`] or [`Relay::store`].
+//! - Testing a service that publishes: the module `testing` (feature `testing`).
 //! - Errors: [`Error`] and what a caller can do about one, [`Error::kind`].
 //! - What is guaranteed and under which conditions: `docs/guarantees.md` in the repository; how it works inside:
 //!   `docs/ARCHITECTURE.md`.
@@ -75,6 +76,8 @@ mod outbox;
 mod relay;
 mod settings;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "relay")]
 pub mod transport;
 

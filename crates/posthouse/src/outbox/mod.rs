@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sqlx::{Connection, Pool};
+use sqlx::Pool;
 use tokio::sync::Notify;
 
 use crate::message::{Checked, IntoMessage, Limits, MessageId};
@@ -235,7 +235,7 @@ impl<DB: Backend> Outbox<DB> {
     /// # Errors
     /// [`Error::Invalid`] names the field and the limit; [`Error::NotInTransaction`]; [`Error::Database`].
     pub async fn publish(&self, conn: &mut DB::Connection, message: impl IntoMessage) -> Result<MessageId, Error> {
-        if !conn.is_in_transaction() {
+        if !DB::in_transaction(conn).await? {
             return Err(Error::NotInTransaction);
         }
         let checked = self.check(message)?;
@@ -255,7 +255,7 @@ impl<DB: Backend> Outbox<DB> {
         I: IntoIterator,
         I::Item: IntoMessage,
     {
-        if !conn.is_in_transaction() {
+        if !DB::in_transaction(conn).await? {
             return Err(Error::NotInTransaction);
         }
         let mut checked = messages.into_iter().map(|m| self.check(m)).collect::<Result<Vec<_>, _>>()?;

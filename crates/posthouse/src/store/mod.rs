@@ -144,6 +144,24 @@ pub trait Backend: sqlx::Database + private::Sealed {
     /// How `Outbox::begin` starts a transaction.
     #[doc(hidden)]
     const BEGIN: &'static str;
+    /// Whether a connection is as good as before after a statement that nobody waited for.
+    #[doc(hidden)]
+    const STATEMENTS_CAN_BE_DROPPED: bool;
+    /// Whether the connection takes the answer to a statement for the answer to that statement, within a time.
+    #[doc(hidden)]
+    fn in_step(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+        std::future::ready(true)
+    }
+    /// Makes the server close this connection.
+    #[doc(hidden)]
+    fn end_session(_: &mut Self::Connection) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+    /// Whether a transaction is open that sqlx began.
+    #[doc(hidden)]
+    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Result<bool, Error>> + Send {
+        std::future::ready(Ok(sqlx::Connection::is_in_transaction(conn)))
+    }
     /// Statement text for other drivers.
     #[doc(hidden)]
     fn insert_statement(tables: &Tables, message: Checked) -> Result<InsertStatement, Error>;
@@ -167,6 +185,13 @@ pub trait Backend: sqlx::Database + private::Sealed {
     /// Wakes relays in other processes, where the database has such a signal.
     #[doc(hidden)]
     fn notify(pool: &sqlx::Pool<Self>, tables: &Tables) -> impl Future<Output = Result<(), Error>> + Send;
+    /// What is published and not delivered yet, as this connection sees it.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    fn published<'c>(
+        conn: &'c mut Self::Connection,
+        tables: &'c Tables,
+    ) -> impl Future<Output = Result<Vec<crate::testing::Published>, Error>> + Send + 'c;
     /// The store a relay works on, with connections of its own.
     #[cfg(feature = "relay")]
     #[doc(hidden)]

@@ -17,8 +17,6 @@ use crate::{Envelope, Route};
 pub(crate) mod http;
 pub(crate) mod local;
 pub use local::LocalError;
-#[cfg(feature = "testing")]
-pub mod testing;
 
 #[cfg(feature = "http")]
 pub use http::{Http, HttpSettings};

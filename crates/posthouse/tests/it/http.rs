@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthouse::transport::testing::{deliver, deliver_batch};
+use posthouse::testing::{deliver, deliver_batch};
 use posthouse::transport::{Failure, Http, HttpSettings, Outcome};
 use posthouse::{Envelope, Error, HttpRoute, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
@@ -19,22 +19,22 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request as the server saw it; header names in lower case.
 #[derive(Debug, Clone)]
-struct Seen {
+pub(crate) struct Seen {
     method: String,
     target: String,
     headers: BTreeMap<String, String>,
-    body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Seen {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 }
 
 /// How the server answers a request.
 #[derive(Debug, Clone)]
-enum Reply {
+pub(crate) enum Reply {
     /// Writes this and keeps the connection.
     Keep(String),
     /// Writes this and closes.
@@ -50,11 +50,11 @@ enum Reply {
 }
 
 /// A complete response with a length.
-fn status(line: &str, headers: &str, body: &str) -> Reply {
+pub(crate) fn status(line: &str, headers: &str, body: &str) -> Reply {
     Reply::Keep(format!("HTTP/1.1 {line}\r\n{headers}content-length: {}\r\n\r\n{body}", body.len()))
 }
 
-struct Server {
+pub(crate) struct Server {
     at: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
     connections: Arc<AtomicUsize>,
@@ -71,7 +71,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    async fn new(reply: Reply) -> Self {
+    pub(crate) async fn new(reply: Reply) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -94,11 +94,11 @@ impl Server {
         Self { at, seen, connections, sent, closed, task }
     }
 
-    fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.at)
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
 

@@ -4,8 +4,14 @@
 mod http;
 #[cfg(all(feature = "mysql", feature = "relay"))]
 mod mysql;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
+mod other_drivers;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
+mod publish_api;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod relay;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
+mod roles;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod store;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, SqlSafeStr};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Row as _, SqlSafeStr};
 
 use super::super::{Backend, InsertStatement, Param, Tables, private};
 use crate::Error;
@@ -26,6 +26,15 @@ const BYTES: usize = 4 << 20;
 
 /// A duplicate key.
 const DUPLICATE: u16 = 1062;
+
+/// What the pending set holds, with texts as their bytes.
+#[cfg(feature = "testing")]
+const PUBLISHED: &str = "SELECT m.id, m.message_id, m.type, m.destination, m.message_key, m.payload, m.content_type, CAST(m.headers AS BINARY) \
+      FROM {pending} p JOIN {message} m ON m.id = p.id \
+     UNION ALL \
+    SELECT m.id, m.message_id, m.type, m.destination, m.message_key, m.payload, m.content_type, CAST(m.headers AS BINARY) \
+      FROM {pending} p JOIN {kept} m ON m.id = p.id \
+     ORDER BY 1";
 
 /// (absolute, relative) in microseconds.
 fn due(due: Option<Due>) -> (Option<i64>, Option<i64>) {
@@ -141,6 +150,26 @@ impl Backend for MySql {
     const DEFAULT_SCHEMA: Option<&'static str> = None;
     const SCHEMAS: bool = true;
     const BEGIN: &'static str = "BEGIN";
+    /// sqlx 0.9.0 expects one answer to a statement that was dropped. While it is being prepared there are several, and from
+    /// then on the connection waits for ever, or takes the answers to earlier statements for those to later ones.
+    const STATEMENTS_CAN_BE_DROPPED: bool = false;
+
+    async fn in_step(conn: &mut MySqlConnection) -> bool {
+        // A number that no earlier answer has in it.
+        let number = fastrand::i64(1 << 40..1 << 60);
+        let select = sqlx::raw_sql(AssertSqlSafe(format!("SELECT {number}"))).fetch_one(conn);
+        match tokio::time::timeout(Duration::from_secs(1), select).await {
+            Ok(Ok(row)) => row.try_get::<i64, _>(0).is_ok_and(|answer| answer == number),
+            Ok(Err(_)) | Err(_) => false,
+        }
+    }
+
+    async fn end_session(conn: &mut MySqlConnection) {
+        // It succeeds by failing.
+        if sqlx::raw_sql("KILL CONNECTION_ID()").execute(conn).await.is_ok() {
+            tracing::debug!("the server did not end the session");
+        }
+    }
 
     fn insert_statement(tables: &Tables, m: Checked) -> Result<InsertStatement, Error> {
         if m.dedup_key.is_some() {
@@ -195,6 +224,12 @@ impl Backend for MySql {
 
     async fn notify(_: &MySqlPool, _: &Tables) -> Result<(), Error> {
         Ok(())
+    }
+
+    #[cfg(feature = "testing")]
+    async fn published<'c>(conn: &'c mut MySqlConnection, tables: &'c Tables) -> Result<Vec<crate::testing::Published>, Error> {
+        let rows = sqlx::query(tables.sql(PUBLISHED)).fetch_all(conn).await?;
+        rows.iter().map(crate::testing::published_row).collect()
     }
 
     #[cfg(feature = "relay")]

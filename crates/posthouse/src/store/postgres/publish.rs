@@ -8,20 +8,28 @@ use super::super::{Backend, InsertStatement, Param, Tables, private};
 use crate::Error;
 use crate::message::{Checked, Due};
 
+/// The casts tell drivers that ask the server for the types of parameters the ones of [`Param`].
 const INSERT: &str = "INSERT INTO {message} (message_id, type, destination, message_key, payload, content_type, headers, deliver_at, max_attempts) \
-    VALUES ($1, $2, $3, $4, $5, $6, $7::json, \
+    VALUES ($1::text, $2::text, $3::text, $4::text, $5::bytea, $6::text, $7::text::json, \
             coalesce('epoch'::timestamptz + $8::bigint * interval '1 microsecond', statement_timestamp() + $9::bigint * interval '1 microsecond'), \
-            $10::integer)";
+            $10::bigint::integer)";
 
 /// Inserts the message only if its dedup key is new. A bare ON CONFLICT, so that the caller's transaction stays usable.
-const INSERT_ONCE: &str = "WITH fresh AS (INSERT INTO {dedup} (dedup_key, message_id) VALUES ($11, $1) ON CONFLICT DO NOTHING RETURNING dedup_key) \
+const INSERT_ONCE: &str = "WITH fresh AS (INSERT INTO {dedup} (dedup_key, message_id) VALUES ($11::text, $1::text) ON CONFLICT DO NOTHING RETURNING dedup_key) \
     INSERT INTO {message} (message_id, type, destination, message_key, payload, content_type, headers, deliver_at, max_attempts) \
-    SELECT $1, $2, $3, $4, $5, $6, $7::json, \
+    SELECT $1::text, $2::text, $3::text, $4::text, $5::bytea, $6::text, $7::text::json, \
            coalesce('epoch'::timestamptz + $8::bigint * interval '1 microsecond', statement_timestamp() + $9::bigint * interval '1 microsecond'), \
-           $10::integer FROM fresh";
+           $10::bigint::integer FROM fresh";
 
 /// Many in one round trip; ids follow the order of the arrays.
-const INSERT_MANY: &str = "WITH input AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], \
+const INSERT_MANY: &str = "INSERT INTO {message} (message_id, type, destination, message_key, payload, content_type, headers, deliver_at, max_attempts) \
+    SELECT message_id, type, destination, message_key, payload, content_type, headers::json, \
+           coalesce('epoch'::timestamptz + at * interval '1 microsecond', statement_timestamp() + after * interval '1 microsecond'), max_attempts \
+      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::integer[]) \
+           WITH ORDINALITY AS i(message_id, type, destination, message_key, payload, content_type, headers, at, after, max_attempts, n) ORDER BY n";
+
+/// The same where there are dedup keys among them. Only then: a publisher without them needs no grant on their table.
+const INSERT_MANY_ONCE: &str = "WITH input AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], \
            $8::bigint[], $9::bigint[], $10::integer[], $11::text[]) WITH ORDINALITY \
            AS i(message_id, type, destination, message_key, payload, content_type, headers, at, after, max_attempts, dedup_key, n)), \
     fresh AS (INSERT INTO {dedup} (dedup_key, message_id) SELECT dedup_key, message_id FROM input WHERE dedup_key IS NOT NULL \
@@ -30,6 +38,13 @@ const INSERT_MANY: &str = "WITH input AS (SELECT * FROM unnest($1::text[], $2::t
     SELECT message_id, type, destination, message_key, payload, content_type, headers::json, \
            coalesce('epoch'::timestamptz + at * interval '1 microsecond', statement_timestamp() + after * interval '1 microsecond'), max_attempts \
       FROM input WHERE dedup_key IS NULL OR dedup_key IN (SELECT dedup_key FROM fresh) ORDER BY n";
+
+/// What the pending set holds, with texts as their bytes.
+#[cfg(feature = "testing")]
+const PUBLISHED: &str = "SELECT m.id, convert_to(m.message_id, 'UTF8'), convert_to(m.type, 'UTF8'), convert_to(m.destination, 'UTF8'), \
+           convert_to(m.message_key, 'UTF8'), m.payload, convert_to(m.content_type, 'UTF8'), convert_to(m.headers::text, 'UTF8') \
+      FROM {pending} p JOIN LATERAL (SELECT * FROM {message} l WHERE l.id = p.id UNION ALL SELECT * FROM {kept} k WHERE k.id = p.id) m ON true \
+     ORDER BY m.id";
 
 /// (absolute, relative) in microseconds.
 fn due(due: Option<Due>) -> (Option<i64>, Option<i64>) {
@@ -49,6 +64,7 @@ impl Backend for Postgres {
     const DEFAULT_SCHEMA: Option<&'static str> = Some("public");
     const SCHEMAS: bool = true;
     const BEGIN: &'static str = "BEGIN";
+    const STATEMENTS_CAN_BE_DROPPED: bool = true;
 
     fn insert_statement(tables: &Tables, m: Checked) -> Result<InsertStatement, Error> {
         let (at, after) = due(m.due);
@@ -97,7 +113,8 @@ impl Backend for Postgres {
             return Ok(());
         }
         let dues: Vec<_> = messages.iter().map(|m| due(m.due)).collect();
-        sqlx::query(tables.sql(INSERT_MANY))
+        let once = messages.iter().any(|m| m.dedup_key.is_some());
+        let mut query = sqlx::query(tables.sql(if once { INSERT_MANY_ONCE } else { INSERT_MANY }))
             .bind(messages.iter().map(|m| m.id.as_str()).collect::<Vec<_>>())
             .bind(messages.iter().map(|m| m.kind.as_str()).collect::<Vec<_>>())
             .bind(messages.iter().map(|m| m.destination.as_str()).collect::<Vec<_>>())
@@ -107,10 +124,11 @@ impl Backend for Postgres {
             .bind(messages.iter().map(|m| m.headers.as_deref()).collect::<Vec<_>>())
             .bind(dues.iter().map(|d| d.0).collect::<Vec<_>>())
             .bind(dues.iter().map(|d| d.1).collect::<Vec<_>>())
-            .bind(messages.iter().map(|m| m.max_attempts).collect::<Vec<_>>())
-            .bind(messages.iter().map(|m| m.dedup_key.as_deref()).collect::<Vec<_>>())
-            .execute(conn)
-            .await?;
+            .bind(messages.iter().map(|m| m.max_attempts).collect::<Vec<_>>());
+        if once {
+            query = query.bind(messages.iter().map(|m| m.dedup_key.as_deref()).collect::<Vec<_>>());
+        }
+        query.execute(conn).await?;
         Ok(())
     }
 
@@ -125,6 +143,12 @@ impl Backend for Postgres {
     async fn notify(pool: &PgPool, tables: &Tables) -> Result<(), Error> {
         sqlx::query("SELECT pg_notify($1, '')").bind(super::migrate::channel(tables)).execute(pool).await?;
         Ok(())
+    }
+
+    #[cfg(feature = "testing")]
+    async fn published<'c>(conn: &'c mut PgConnection, tables: &'c Tables) -> Result<Vec<crate::testing::Published>, Error> {
+        let rows = sqlx::query(tables.sql(PUBLISHED)).fetch_all(conn).await?;
+        rows.iter().map(crate::testing::published_row).collect()
     }
 
     #[cfg(feature = "relay")]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use sqlx::{Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{Connection as _, Sqlite, SqliteConnection, SqlitePool};
 
 use super::super::{Backend, InsertStatement, Param, Tables, private};
 use super::now;
@@ -17,6 +17,12 @@ const INSERT: &str = concat!(
 );
 
 const DEDUP: &str = "INSERT INTO {dedup} (dedup_key, message_id) VALUES (?, ?) ON CONFLICT DO NOTHING";
+
+/// What the pending set holds, with texts as their bytes.
+#[cfg(feature = "testing")]
+const PUBLISHED: &str = "SELECT m.id, CAST(m.message_id AS BLOB), CAST(m.type AS BLOB), CAST(m.destination AS BLOB), \
+           CAST(m.message_key AS BLOB), CAST(m.payload AS BLOB), CAST(m.content_type AS BLOB), CAST(m.headers AS BLOB) \
+      FROM {pending} p JOIN {message} m ON m.id = p.id ORDER BY m.id";
 
 /// (absolute, relative) in milliseconds, rounded up: nothing is sent before its time.
 fn due(due: Option<Due>) -> (Option<i64>, Option<i64>) {
@@ -64,6 +70,13 @@ impl Backend for Sqlite {
     const DEFAULT_SCHEMA: Option<&'static str> = None;
     const SCHEMAS: bool = false;
     const BEGIN: &'static str = super::WRITE;
+    const STATEMENTS_CAN_BE_DROPPED: bool = true;
+
+    async fn in_transaction(conn: &mut SqliteConnection) -> Result<bool, Error> {
+        // The rollback of a transaction that was dropped may be in the queue of the connection's thread; behind this it isn't.
+        conn.ping().await?;
+        Ok(conn.is_in_transaction())
+    }
 
     fn insert_statement(tables: &Tables, m: Checked) -> Result<InsertStatement, Error> {
         if m.dedup_key.is_some() {
@@ -121,6 +134,12 @@ impl Backend for Sqlite {
 
     async fn notify(_: &SqlitePool, _: &Tables) -> Result<(), Error> {
         Ok(())
+    }
+
+    #[cfg(feature = "testing")]
+    async fn published<'c>(conn: &'c mut SqliteConnection, tables: &'c Tables) -> Result<Vec<crate::testing::Published>, Error> {
+        let rows = sqlx::query(tables.sql(PUBLISHED)).fetch_all(conn).await?;
+        rows.iter().map(crate::testing::published_row).collect()
     }
 
     #[cfg(feature = "relay")]

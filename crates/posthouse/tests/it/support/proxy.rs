@@ -13,6 +13,8 @@ pub(crate) enum Mode {
     Open,
     /// Connections stay open and new ones are accepted, but nothing passes: a peer that vanished without a word.
     Silent,
+    /// What the client sends passes; the first answer to it closes the connection instead.
+    Unanswered,
     /// Connections are closed, and new ones at once.
     Cut,
 }
@@ -57,8 +59,8 @@ async fn link(client: TcpStream, target: String, mode: watch::Receiver<Mode>) {
     let (client_in, client_out) = client.into_split();
     let (server_in, server_out) = server.into_split();
     tokio::select! {
-        () = pass(client_in, server_out, mode.clone()) => {}
-        () = pass(server_in, client_out, mode.clone()) => {}
+        () = pass(client_in, server_out, mode.clone(), false) => {}
+        () = pass(server_in, client_out, mode.clone(), true) => {}
         () = until_cut(mode) => {}
     }
 }
@@ -67,7 +69,12 @@ async fn until_cut(mut mode: watch::Receiver<Mode>) {
     let _ = mode.wait_for(|m| *m == Mode::Cut).await;
 }
 
-async fn pass(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + Unpin, mut mode: watch::Receiver<Mode>) {
+async fn pass(
+    mut from: impl AsyncReadExt + Unpin,
+    mut to: impl AsyncWriteExt + Unpin,
+    mut mode: watch::Receiver<Mode>,
+    answers: bool,
+) {
     let mut buffer = vec![0; 16 << 10];
     loop {
         let Ok(n) = from.read(&mut buffer).await else { return };
@@ -81,6 +88,11 @@ async fn pass(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + 
         // What is read while silent is never passed on: the peer that had it is gone.
         if *mode.borrow() == Mode::Silent {
             let _ = mode.wait_for(|m| *m != Mode::Silent).await;
+            return;
+        }
+        // What is sent after the mode was set doesn't pass, whether or not the link has noticed yet.
+        let now = *mode.borrow();
+        if now == Mode::Cut || answers && now == Mode::Unanswered {
             return;
         }
         if to.write_all(&buffer[..n]).await.is_err() {

@@ -1,14 +1,14 @@
-//! Drives a transport without a relay or a database, for tests of transports. Feature `testing`.
+//! Drives a transport without a relay or a database.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::{Delivery, Outcome, Token, Transport};
+use crate::transport::{Delivery, Outcome, Token, Transport};
 use crate::{Envelope, Route};
 
-/// Sends one message and waits for its outcome, for `timeout` at most.
+/// Sends one message through a transport, without a relay or a database, and waits for its outcome, for `timeout` at most.
 pub async fn deliver(transport: &dyn Transport, envelope: Envelope, route: Route, timeout: Duration) -> Outcome {
     let mut answers = deliver_batch(transport, vec![(envelope, route)], timeout).await;
     // One delivery was sent, and deliver_batch returns an outcome for each.
