@@ -47,6 +47,9 @@
 //! | `sqlite` | SQLite 3.40 and newer, in a file |
 //! | `relay` | the relay, the `Transport` trait, and `local:` handlers |
 //! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
+//! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay` |
+//! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
+//! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay` |
 //! | `testing` | the module `testing`: what a transaction published, a scripted transport; for tests of services |
 //!
 //! # Where to go next
@@ -86,4 +89,7 @@ pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, Messag
 pub use outbox::{Outbox, OutboxBuilder, Tx, migrate};
 #[cfg(feature = "relay")]
 pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats};
-pub use settings::{HttpRoute, OnExhausted, Ordering, RelaySettings, Retry, Route};
+pub use settings::{
+    CloudEvents, CloudEventsMode, ExchangeType, HttpRoute, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings,
+    Retry, Route,
+};

@@ -40,11 +40,12 @@ const HTTP_ROUTE: Keys = &[
     ("content_type", Shape::Text),
     ("authorization", Shape::Secret),
     ("headers", Shape::Named(&Shape::Secret)),
+    ("signing_keys", Shape::Texts),
 ];
 const ROUTE: Keys = &[
     ("to", Shape::Url),
     ("retry", Shape::Table(RETRY)),
-    ("ordering", Shape::OneOf(&["strict", "none"])),
+    ("ordering", Shape::OneOf(&["strict", "pipelined", "none"])),
     ("on_exhausted", Shape::OneOf(&["block", "skip"])),
     ("concurrency", U32),
     ("rate", Shape::Number),

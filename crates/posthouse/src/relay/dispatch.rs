@@ -200,7 +200,7 @@ impl Engine {
                 let deadline = now + timeout;
                 self.deadlines.push(Reverse((deadline + GRACE.min(self.shared.settings.lease_margin), id, try_number)));
                 let token = Token { id, try_number, answers: Some(self.answers.clone()) };
-                let delivery = Delivery::new(envelope, route, deadline, token);
+                let delivery = Delivery::new(envelope, route, deadline, false, token);
                 match batches.iter_mut().find(|(t, _)| Arc::ptr_eq(t, &transport)) {
                     Some((_, batch)) => batch.push(delivery),
                     None => batches.push((transport, vec![delivery])),

@@ -60,6 +60,7 @@ impl Engine {
                 self.put_back(id);
                 self.shed(dest);
             }
+            Outcome::HeldBack => self.put_back(id),
             Outcome::Retry { after, error } => self.failed_attempt(id, took, error, Some(after)),
             Outcome::Rejected(error) => self.failed_attempt(id, took, error, None),
         }

@@ -27,7 +27,7 @@ pub async fn deliver_batch(transport: &dyn Transport, batch: Vec<(Envelope, Rout
         .zip(batch)
         .map(|(id, (envelope, route))| {
             let token = Token { id, try_number: 1, answers: Some(sender.clone()) };
-            Delivery::new(envelope, Arc::new(route), deadline, token)
+            Delivery::new(envelope, Arc::new(route), deadline, false, token)
         })
         .collect();
     drop(sender);

@@ -11,15 +11,31 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
+#[cfg(doc)]
+use crate::Ordering;
 use crate::{Envelope, Route};
 
+#[cfg(any(feature = "http", feature = "rabbitmq", feature = "kafka", feature = "nats"))]
+pub(crate) mod content;
 #[cfg(feature = "http")]
 pub(crate) mod http;
+#[cfg(feature = "kafka")]
+pub(crate) mod kafka;
 pub(crate) mod local;
-pub use local::LocalError;
+#[cfg(feature = "nats")]
+pub(crate) mod nats;
+#[cfg(feature = "rabbitmq")]
+pub(crate) mod rabbitmq;
 
 #[cfg(feature = "http")]
 pub use http::{Http, HttpSettings};
+#[cfg(feature = "kafka")]
+pub use kafka::{Kafka, KafkaSettings};
+pub use local::LocalError;
+#[cfg(feature = "nats")]
+pub use nats::{Nats, NatsSettings};
+#[cfg(feature = "rabbitmq")]
+pub use rabbitmq::{RabbitMq, RabbitMqSettings};
 
 /// What came of one try to deliver a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +53,9 @@ pub enum Outcome {
     Rejected(Failure),
     /// The destination is down: no attempt is counted, the breaker opens.
     Unavailable(Failure),
+    /// Not sent, because an earlier message of its key failed while both were in flight ([`Ordering::Pipelined`]): no
+    /// attempt is counted, and it goes again after that one.
+    HeldBack,
 }
 
 /// Why a try failed, as people will read it in the attempt log.
@@ -79,6 +98,33 @@ impl<S: Into<String>> From<S> for Failure {
 pub trait Transport: Send + Sync + fmt::Debug + 'static {
     /// Takes messages to send.
     fn send(&self, batch: Vec<Delivery>) -> BoxFuture<'_, ()>;
+
+    /// What is wrong with a route to this transport, as far as can be told without a connection. Asked when a relay starts.
+    ///
+    /// # Errors
+    /// One sentence about the route's address or settings.
+    fn check(&self, route: &Route) -> Result<(), String> {
+        let _ = route;
+        Ok(())
+    }
+
+    /// How many messages may be in flight to one destination where its route doesn't say.
+    fn concurrency(&self) -> u32 {
+        32
+    }
+
+    /// Whether routes with [`Ordering::Pipelined`] may lead here. Such a transport gets one `send` after the other, each
+    /// after the one before has resolved; it sends each key's messages in the order in which it got them; and it lets
+    /// none overtake one that failed: it answers [`Outcome::HeldBack`] for every delivery that
+    /// [follows](Delivery::follows) a failed one of the same address and key.
+    fn pipelines(&self) -> bool {
+        false
+    }
+
+    /// Why the receiver asks to be sent nothing at the moment, though it is connected (RabbitMQ's `connection.blocked`).
+    fn blocked(&self) -> Option<String> {
+        None
+    }
 
     /// Hands what is still buffered to the receiver and closes. Called once, after the last `send` resolved.
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -135,12 +181,20 @@ pub struct Delivery {
     envelope: Envelope,
     route: Arc<Route>,
     deadline: Instant,
+    follows: bool,
     token: Token,
 }
 
 impl Delivery {
-    pub(crate) fn new(envelope: Envelope, route: Arc<Route>, deadline: Instant, token: Token) -> Self {
-        Self { envelope, route, deadline, token }
+    pub(crate) fn new(envelope: Envelope, route: Arc<Route>, deadline: Instant, follows: bool, token: Token) -> Self {
+        Self { envelope, route, deadline, follows, token }
+    }
+
+    /// True when an earlier message of its key was still in flight when the relay handed this one over. Only with
+    /// [`Ordering::Pipelined`]; then a transport must not send it if that one has failed. A delivery of a key that
+    /// follows none comes after every earlier one of its key has been answered.
+    pub fn follows(&self) -> bool {
+        self.follows
     }
 
     /// The message.
@@ -189,6 +243,11 @@ impl Delivery {
     pub fn unavailable(self, error: impl Into<Failure>) {
         let error = error.into();
         self.answer(Outcome::Unavailable(error));
+    }
+
+    /// An earlier message of its key failed; this one was not sent.
+    pub fn held_back(self) {
+        self.answer(Outcome::HeldBack);
     }
 
     /// Answers with any outcome.

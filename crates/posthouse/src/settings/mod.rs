@@ -1,7 +1,12 @@
 //! Settings that an embedded relay and the server's configuration file share.
 
+mod cloudevents;
+mod rabbitmq;
+
 use std::time::Duration;
 
+pub use cloudevents::{CloudEvents, CloudEventsMode};
+pub use rabbitmq::{ExchangeType, QueueType, RabbitMqRoute};
 use serde::{Deserialize, Serialize};
 
 /// Where messages of one destination name go, and how.
@@ -23,8 +28,12 @@ pub struct Route {
     pub concurrency: u32,
     /// At most this many sends per second from one instance; unlimited when absent.
     pub rate: Option<f64>,
+    /// Send as CloudEvents 1.0; absent: the payload as it is.
+    pub cloudevents: Option<CloudEvents>,
     /// HTTP request details; used by the `http` transport alone.
     pub http: HttpRoute,
+    /// RabbitMQ message properties and topology; used by the `rabbitmq` transport alone.
+    pub rabbitmq: RabbitMqRoute,
 }
 
 impl Default for Route {
@@ -36,7 +45,9 @@ impl Default for Route {
             on_exhausted: OnExhausted::default(),
             concurrency: 32,
             rate: None,
+            cloudevents: None,
             http: HttpRoute::default(),
+            rabbitmq: RabbitMqRoute::default(),
         }
     }
 }
@@ -83,6 +94,18 @@ impl Route {
         self
     }
 
+    /// Sends as CloudEvents.
+    pub fn cloudevents(mut self, cloudevents: CloudEvents) -> Self {
+        self.cloudevents = Some(cloudevents);
+        self
+    }
+
+    /// Sets RabbitMQ message properties and topology.
+    pub fn rabbitmq(mut self, rabbitmq: RabbitMqRoute) -> Self {
+        self.rabbitmq = rabbitmq;
+        self
+    }
+
     /// What is wrong with these settings, each with the field's path below the route.
     pub fn problems(&self) -> Vec<(String, String)> {
         let mut out = self.retry.problems();
@@ -94,6 +117,8 @@ impl Route {
         {
             out.push(("rate".into(), format!("{rate}, must be more than 0 per second")));
         }
+        out.extend(self.cloudevents.iter().flat_map(CloudEvents::problems));
+        out.extend(self.rabbitmq.problems());
         out
     }
 }
@@ -169,6 +194,9 @@ pub enum Ordering {
     /// A keyed message is sent when every earlier one of its key has been confirmed.
     #[default]
     Strict,
+    /// A key's messages are sent one behind the other without waiting for confirmations, where the transport keeps their
+    /// order and lets none overtake one that was refused (`kafka` does; for others it is an error at the start).
+    Pipelined,
     /// Keys are sent along, but nothing waits.
     None,
 }
@@ -197,11 +225,14 @@ pub struct HttpRoute {
     pub authorization: Option<String>,
     /// Headers set on each request, before those of the message.
     pub headers: std::collections::BTreeMap<String, String>,
+    /// Keys that sign each request as Standard Webhooks describes (`whsec_` and Base64 of 24 to 64 bytes; secret: never
+    /// shown). With two, both sign, so that a receiver can change from one to the other. None by default: not signed.
+    pub signing_keys: Vec<String>,
 }
 
 impl Default for HttpRoute {
     fn default() -> Self {
-        Self { method: "POST".into(), content_type: None, authorization: None, headers: Default::default() }
+        Self { method: "POST".into(), content_type: None, authorization: None, headers: Default::default(), signing_keys: Vec::new() }
     }
 }
 
@@ -213,6 +244,7 @@ impl std::fmt::Debug for HttpRoute {
             .field("content_type", &self.content_type)
             .field("authorization", &self.authorization.as_ref().map(|_| "[redacted]"))
             .field("headers", &self.headers.keys())
+            .field("signing_keys", &self.signing_keys.len())
             .finish()
     }
 }
