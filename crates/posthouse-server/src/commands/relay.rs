@@ -254,7 +254,7 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
                 route.retry.max_attempts.to_string(),
                 format!("{} to {}", time(route.retry.base), time(route.retry.cap)),
                 format!("{:?}", route.ordering).to_lowercase(),
-                route.concurrency.to_string(),
+                route.concurrency.map_or_else(|| "(transport)".into(), |n| n.to_string()),
             ]);
         }
         output::print_table(table);

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::stats::{BreakerState, DestinationStats};
 use crate::store::House;
-use crate::{Envelope, Route};
+use crate::transport::Transport;
+use crate::{Envelope, Ordering, Route};
 
 /// First and longest wait between two tries of a destination that is down.
 const PROBE_FIRST: Duration = Duration::from_millis(500);
@@ -19,6 +20,11 @@ const READY_LEAST: usize = 256;
 pub(super) struct Destination {
     pub(super) name: String,
     pub(super) route: Arc<Route>,
+    /// None: nothing here serves its route.
+    pub(super) transport: Option<Arc<dyn Transport>>,
+    concurrency: usize,
+    /// A key's messages are sent without waiting for each other's confirmation.
+    pub(super) pipelined: bool,
     /// Rows that may go, in order. May hold ids that are no longer in memory.
     pub(super) ready: VecDeque<i64>,
     /// Rows whose content is in memory, in order.
@@ -48,11 +54,16 @@ enum Breaker {
 }
 
 impl Destination {
-    pub(super) fn new(name: String, route: Arc<Route>, now: Instant) -> Self {
+    pub(super) fn new(name: String, route: Arc<Route>, transport: Option<Arc<dyn Transport>>, now: Instant) -> Self {
         let bucket = route.rate.map(|rate| Bucket::new(rate, now));
+        let usual = transport.as_ref().map_or(1, |t| t.concurrency());
         Self {
             name,
+            concurrency: route.concurrency.unwrap_or(usual).max(1) as usize,
+            // A default route may say so for transports that can't.
+            pipelined: route.ordering == Ordering::Pipelined && transport.as_ref().is_some_and(|t| t.pipelines()),
             route,
+            transport,
             ready: VecDeque::new(),
             loaded: VecDeque::new(),
             loading: 0,
@@ -70,7 +81,7 @@ impl Destination {
     }
 
     pub(super) fn concurrency(&self) -> usize {
-        self.route.concurrency as usize
+        self.concurrency
     }
 
     /// How many may be in flight at this moment.
@@ -89,6 +100,8 @@ impl Destination {
     /// How many more may be loaded now: as many again as may be in flight, so that the next is at hand when one is answered.
     pub(super) fn may_load(&self, now: Instant) -> usize {
         let ahead = match self.breaker {
+            // Loads of one destination may come back in any order.
+            Breaker::Closed if self.pipelined && self.loading > 0 => 0,
             Breaker::Closed => self.concurrency() * 2,
             Breaker::Open { .. } => self.limit(now),
         };
@@ -177,6 +190,7 @@ impl Destination {
             in_flight: self.in_flight as u32,
             waiting: self.waiting as u32,
             delivered: self.delivered,
+            blocked: self.transport.as_ref().and_then(|t| t.blocked()),
             last_error: self.last_error.clone(),
             last_confirmed: self.last_confirmed,
         }
@@ -233,7 +247,7 @@ mod tests {
     #[test]
     fn a_down_destination_is_probed_one_at_a_time_less_and_less_often() {
         let now = Instant::now();
-        let mut d = Destination::new("d".into(), Arc::new(Route::to("local:d")), now);
+        let mut d = Destination::new("d".into(), Arc::new(Route::to("local:d").concurrency(32)), None, now);
         assert_eq!(d.may_send(now), 32);
         assert!(d.down("refused", now));
         assert!(!d.down("refused", now), "reported once");

@@ -135,6 +135,8 @@ impl Engine {
                         self.unclaim(*id, Duration::from_secs(60));
                     } else {
                         self.enter(*id, State::Missing);
+                        // What was let go behind it must not pass it.
+                        self.key_broken(*id);
                     }
                 }
             }
@@ -189,7 +191,7 @@ impl Engine {
                 self.enter(id, State::Sending { try_number, started: now });
                 room -= 1;
                 let route = self.destinations[dest].route.clone();
-                let Some(transport) = self.shared.directory.transport(&route.to).cloned() else {
+                let Some(transport) = self.destinations[dest].transport.clone() else {
                     let error = format!(
                         "no route or transport for destination {:?} here; add [routes.{:?}] or name a configured transport, then requeue",
                         self.destinations[dest].name, self.destinations[dest].name
@@ -200,7 +202,8 @@ impl Engine {
                 let deadline = now + timeout;
                 self.deadlines.push(Reverse((deadline + GRACE.min(self.shared.settings.lease_margin), id, try_number)));
                 let token = Token { id, try_number, answers: Some(self.answers.clone()) };
-                let delivery = Delivery::new(envelope, route, deadline, false, token);
+                let follows = self.key_sent(id);
+                let delivery = Delivery::new(envelope, route, deadline, follows, token);
                 match batches.iter_mut().find(|(t, _)| Arc::ptr_eq(t, &transport)) {
                     Some((_, batch)) => batch.push(delivery),
                     None => batches.push((transport, vec![delivery])),
@@ -212,7 +215,7 @@ impl Engine {
             }
         }
         for (transport, batch) in batches {
-            self.spawn_send(async move { transport.send(batch).await });
+            self.hand_over(transport, batch);
         }
         if let Some(Reverse((at, ..))) = self.deadlines.peek() {
             self.wake_by(*at);

@@ -16,7 +16,7 @@ use super::outcome::Lane;
 use super::reading::Reading;
 use super::{Command, Shared};
 use crate::store::{Change, Done, DuePage, House, KeyHash, Poll, Setback, Store, Taken, Thin};
-use crate::transport::Answer;
+use crate::transport::{Answer, Delivery, Transport};
 use crate::{Envelope, Error};
 
 /// A pending message in memory.
@@ -103,6 +103,9 @@ impl HouseState {
 /// A row's content, or why it can't be decoded.
 pub(super) type Loaded = (i64, Result<Envelope, String>);
 
+/// A transport that gets one batch at a time, and the way to it.
+type Line = (Arc<dyn Transport>, mpsc::UnboundedSender<Vec<Delivery>>);
+
 /// What a task of the engine came back with.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -138,6 +141,8 @@ pub(super) struct Engine {
     pub(super) key_reads: HashSet<(House, KeyHash)>,
     pub(super) io: JoinSet<Event>,
     sends: JoinSet<()>,
+    /// Batches on their way to transports that get one at a time.
+    lines: Vec<Line>,
     pub(super) answers: mpsc::UnboundedSender<Answer>,
     pub(super) loads: usize,
     /// After an error, nothing is loaded before this.
@@ -195,6 +200,7 @@ pub(super) async fn run(
         key_reads: HashSet::new(),
         io: JoinSet::new(),
         sends: JoinSet::new(),
+        lines: Vec::new(),
         answers,
         loads: 0,
         load_after: now,
@@ -373,6 +379,11 @@ impl Engine {
             if let Some(cursors) = &mut d.lag {
                 cursors.retain(|house, _| houses.contains(house));
             }
+            if d.pipelined {
+                // No trace may stay: see `break_queue`.
+                d.ready.retain(|id| self.rows.contains_key(id));
+                d.loaded.retain(|(id, _)| self.rows.contains_key(id));
+            }
         }
     }
 
@@ -407,7 +418,9 @@ impl Engine {
         if let Some(place) = self.by_name.get(name) {
             return *place;
         }
-        let made = Destination::new(name.to_owned(), self.shared.directory.route(name), Instant::now());
+        let route = self.shared.directory.route(name);
+        let transport = self.shared.directory.transport(&route.to).cloned();
+        let made = Destination::new(name.to_owned(), route, transport, Instant::now());
         let place = match self.vacant.pop() {
             Some(place) => {
                 self.destinations[place] = made;
@@ -476,8 +489,31 @@ impl Engine {
         }
     }
 
-    pub(super) fn spawn_send(&mut self, send: impl Future<Output = ()> + Send + 'static) {
-        self.sends.spawn(send);
+    /// Hands a batch to its transport.
+    pub(super) fn hand_over(&mut self, transport: Arc<dyn Transport>, batch: Vec<Delivery>) {
+        if !transport.pipelines() {
+            self.sends.spawn(async move { transport.send(batch).await });
+            return;
+        }
+        // One after the other, in this order.
+        let mut batch = batch;
+        if let Some((_, line)) = self.lines.iter().find(|(t, _)| Arc::ptr_eq(t, &transport)) {
+            match line.send(batch) {
+                Ok(()) => return,
+                // The transport panicked; what it held has been answered by its tokens.
+                Err(mpsc::error::SendError(unsent)) => batch = unsent,
+            }
+        }
+        let (line, mut batches) = mpsc::unbounded_channel();
+        // The receiver is right here.
+        let _ = line.send(batch);
+        self.lines.retain(|(t, _)| !Arc::ptr_eq(t, &transport));
+        self.lines.push((transport.clone(), line));
+        self.sends.spawn(async move {
+            while let Some(batch) = batches.recv().await {
+                transport.send(batch).await;
+            }
+        });
     }
 
     /// A row may go: it waits for its destination, or to be claimed first.

@@ -33,7 +33,7 @@ use crate::outbox::Wake;
 use crate::store::{Backend, Store};
 use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
-use crate::{Envelope, Error, ErrorKind, Outbox, RelaySettings, Route};
+use crate::{Envelope, Error, ErrorKind, Ordering, Outbox, RelaySettings, Route};
 
 pub use stats::{BreakerState, DestinationStats, RelayStats};
 
@@ -60,6 +60,13 @@ impl Directory {
             other => other,
         };
         self.transports.get(scheme)
+    }
+
+    /// The names of some transports, for people.
+    fn names(&self, which: impl Fn(&dyn Transport) -> bool) -> String {
+        let mut names: Vec<_> = self.transports.iter().filter(|(_, t)| which(t.as_ref())).map(|(n, _)| n.as_str()).collect();
+        names.sort_unstable();
+        names.join(", ")
     }
 }
 
@@ -178,13 +185,21 @@ impl RelayBuilder {
             .collect();
         let directory = Directory { routes, fallback: settings.default_route.clone(), transports };
         for (name, route) in &directory.routes {
-            if directory.transport(&route.to).is_none() {
-                let mut known: Vec<_> = directory.transports.keys().map(String::as_str).collect();
-                known.sort_unstable();
-                problems.push((
-                    format!("routes.{name:?}.to"),
-                    format!("{:?} names no transport; there are {}", route.to, known.join(", ")),
-                ));
+            let Some(transport) = directory.transport(&route.to) else {
+                let known = directory.names(|_| true);
+                problems.push((format!("routes.{name:?}.to"), format!("{:?} names no transport; there are {known}", route.to)));
+                continue;
+            };
+            if let Err(why) = transport.check(route) {
+                problems.push((format!("routes.{name:?}"), why));
+            }
+            if route.ordering == Ordering::Pipelined && !transport.pipelines() {
+                let why = match directory.names(|t| t.pipelines()) {
+                    none if none.is_empty() => String::new(),
+                    able => format!(", or send to one of the transports that can: {able}"),
+                };
+                let why = format!("pipelined needs a transport that lets no message overtake a failed one; write strict{why}");
+                problems.push((format!("routes.{name:?}.ordering"), why));
             }
         }
         if !problems.is_empty() {

@@ -5,7 +5,8 @@
 //! behind it; if it has just been delivered, the row goes; otherwise it is left in the database and comes back when its
 //! predecessor is done. By induction along `before`, a row goes after all of them, whichever path found it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use super::engine::{Engine, Row, State, Window};
 use crate::store::{House, KeyHash, Thin};
@@ -14,11 +15,19 @@ use crate::{OnExhausted, Ordering};
 /// Followers of one key kept in memory; more stay in the database.
 const CHAIN: usize = 256;
 
-/// The rows of one key in memory, lowest id first; only the first may be in flight.
+/// The rows of one key in memory, lowest id first.
+///
+/// Only the first may be on its way, unless the route is pipelined: then all are let go in order, and one that fails breaks
+/// the queue: what is not in flight goes back to the database, what is in flight is awaited, and the key is read anew.
 #[derive(Debug, Default)]
 pub(super) struct KeyQueue {
     chain: VecDeque<i64>,
-    active: Option<i64>,
+    /// Rows that have been let go: waiting for their destination, being loaded, in flight.
+    active: BTreeSet<i64>,
+    /// Those in flight; known only where several may be.
+    flying: BTreeSet<i64>,
+    /// One of those in flight has failed.
+    broken: bool,
     /// There may be followers in the database that were passed over: look when the chain is empty.
     more: bool,
 }
@@ -50,7 +59,7 @@ impl Engine {
             *cursor = (*cursor).min(thin.id - 1);
             return false;
         }
-        let strict = d.route.ordering == Ordering::Strict;
+        let strict = d.route.ordering != Ordering::None;
         let id = thin.id;
         let key = thin.key.clone().filter(|_| strict).map(|k| (thin.house, k));
         let Some(key) = key else {
@@ -71,7 +80,12 @@ impl Engine {
                     let queue = self.keys.entry(key.clone()).or_default();
                     if queue.chain.is_empty() {
                         queue.chain.push_back(before);
-                        queue.active = Some(before);
+                        queue.active.insert(before);
+                        // With it, those before it that are in flight too.
+                        let flying = |(id, row): (&i64, &Row)| {
+                            (row.key.as_ref() == Some(&key) && matches!(row.state, State::Sending { .. })).then_some(*id)
+                        };
+                        queue.flying = self.rows.iter().filter_map(flying).collect();
                     }
                 }
                 None if self.recent.was_delivered(before) => {}
@@ -80,7 +94,7 @@ impl Engine {
         }
         let queue = self.keys.entry(key.clone()).or_default();
         queue.more |= found == Found::Behind;
-        if queue.chain.len() >= CHAIN {
+        if queue.chain.len() >= CHAIN || queue.broken {
             queue.more = true;
             return false;
         }
@@ -110,25 +124,41 @@ impl Engine {
         self.rows.insert(thin.id, Row { thin, dest, key, state: State::Waiting, suspect, claimed: false });
     }
 
-    /// Lets the first of a key's queue go, if none is on its way.
+    /// Lets the next of a key's queue go: the first if none is on its way; of a pipelined route all of them, in order.
     fn advance(&mut self, key: &(House, KeyHash)) {
-        let Some(queue) = self.keys.get_mut(key) else { return };
-        if queue.active.is_none()
-            && let Some(first) = queue.chain.front().copied()
-        {
-            queue.active = Some(first);
-            self.ready(first);
+        loop {
+            let Some(queue) = self.keys.get_mut(key).filter(|q| !q.broken) else { return };
+            let Some(next) = queue.chain.iter().copied().find(|id| !queue.active.contains(id)) else { return };
+            // One that must be claimed goes alone: others would pass it while it is marked.
+            let alone = |id: &i64| {
+                self.rows.get(id).is_none_or(|r| r.suspect || r.thin.claims > 0 || !self.destinations[r.dest].pipelined)
+            };
+            if !queue.active.is_empty() && (alone(&next) || queue.active.iter().any(alone)) {
+                return;
+            }
+            queue.active.insert(next);
+            self.ready(next);
         }
+    }
+
+    /// A row is handed to its transport. Whether an earlier one of its key is in flight.
+    pub(super) fn key_sent(&mut self, id: i64) -> bool {
+        let Some(row) = self.rows.get(&id).filter(|r| self.destinations[r.dest].pipelined) else { return false };
+        let Some(queue) = row.key.as_ref().and_then(|key| self.keys.get_mut(key)) else { return false };
+        let follows = !queue.flying.is_empty();
+        queue.flying.insert(id);
+        follows
     }
 
     /// A keyed row was delivered: its follower may go.
     pub(super) fn key_delivered(&mut self, key: &(House, KeyHash), id: i64) {
         let Some(queue) = self.keys.get_mut(key) else { return };
         queue.chain.retain(|other| *other != id);
-        if queue.active == Some(id) {
-            queue.active = None;
-        }
-        if queue.chain.is_empty() {
+        queue.active.remove(&id);
+        queue.flying.remove(&id);
+        if queue.broken {
+            self.key_mended(key);
+        } else if queue.chain.is_empty() {
             if queue.more {
                 self.key_reads.insert(key.clone());
             }
@@ -138,8 +168,69 @@ impl Engine {
         }
     }
 
+    /// A row of a pipelined route failed in flight. True if an earlier one of its key has failed before it, which may be why.
+    pub(super) fn key_broken(&mut self, id: i64) -> bool {
+        let Some(row) = self.rows.get(&id).filter(|r| self.destinations[r.dest].pipelined) else { return false };
+        let Some(key) = row.key.clone() else { return false };
+        let Some(queue) = self.keys.get_mut(&key) else { return false };
+        let known = queue.broken;
+        self.break_queue(&key, id);
+        known
+    }
+
+    /// Lets go of all of a key but what is in flight, which is awaited before the key is read anew.
+    fn break_queue(&mut self, key: &(House, KeyHash), but: i64) {
+        let Some(queue) = self.keys.get_mut(key) else { return };
+        queue.broken = true;
+        queue.flying.remove(&but);
+        let flying = &queue.flying;
+        let chain = std::mem::take(&mut queue.chain).into_iter().filter(|id| *id != but && !flying.contains(id));
+        let chain: Vec<i64> = chain.collect();
+        // No trace may stay: read again, a row must not take its old place before those that it follows.
+        let gone: HashSet<i64> = chain.iter().copied().chain([but]).collect();
+        if let Some(dest) = gone.iter().find_map(|id| self.rows.get(id)).map(|r| r.dest) {
+            self.destinations[dest].ready.retain(|id| !gone.contains(id));
+            self.destinations[dest].loaded.retain(|(id, _)| !gone.contains(id));
+        }
+        for id in chain {
+            match self.rows.get(&id).map(|r| (r.state, r.claimed)) {
+                Some((State::Waiting | State::Loading | State::Loaded, false)) => self.forget(id),
+                Some((State::Waiting | State::Loading | State::Loaded, true)) => self.unclaim(id, Duration::ZERO),
+                _ => {}
+            }
+        }
+        self.key_mended(key);
+    }
+
+    /// Once nothing of a broken queue is in flight, its key starts anew from the database.
+    fn key_mended(&mut self, key: &(House, KeyHash)) {
+        if self.keys.get(key).is_some_and(|q| q.broken && q.flying.is_empty()) {
+            self.keys.remove(key);
+            self.key_reads.insert(key.clone());
+        }
+    }
+
+    /// A row of a pipelined route that wasn't sent, or met a destination that is down: it stays in the database, and is read
+    /// again behind what failed before it.
+    pub(super) fn key_returned(&mut self, id: i64) {
+        let Some(row) = self.rows.get(&id) else { return };
+        let (dest, house) = (row.dest, row.thin.house);
+        if row.claimed {
+            self.unclaim(id, Duration::ZERO);
+            return;
+        }
+        if self.destinations[dest].is_down() {
+            let cursor = self.destinations[dest].lag.get_or_insert_default().entry(house).or_insert(i64::MAX);
+            *cursor = (*cursor).min(id - 1);
+        }
+        self.forget(id);
+    }
+
     /// A keyed row goes back to the database: so do its followers, which come back after it.
     pub(super) fn key_set_back(&mut self, key: &(House, KeyHash), id: i64) {
+        if self.rows.get(&id).is_some_and(|r| self.destinations[r.dest].pipelined) {
+            return self.break_queue(key, id);
+        }
         let Some(queue) = self.keys.remove(key) else { return };
         for other in queue.chain {
             if other != id && self.rows.get(&other).is_some_and(|r| matches!(r.state, State::Waiting)) {
@@ -155,7 +246,15 @@ impl Engine {
 
     /// Drops the queues of houses that are gone.
     pub(super) fn forget_keys(&mut self, gone: impl Fn(House) -> bool) {
-        self.keys.retain(|key, _| !gone(key.0));
+        self.keys.retain(|key, queue| {
+            if gone(key.0) && !queue.flying.is_empty() {
+                // Should the house come back soon, its key goes on when these have been answered.
+                queue.broken = true;
+                queue.chain.clear();
+                return true;
+            }
+            !gone(key.0)
+        });
         self.key_reads.retain(|key| !gone(key.0));
     }
 

@@ -48,6 +48,12 @@ impl Engine {
                     self.key_delivered(&key, id);
                 }
             }
+            Outcome::HeldBack => {
+                self.key_broken(id);
+                self.key_returned(id);
+            }
+            // Of those of a key that fail together only the first is to blame.
+            Outcome::Retry { .. } if self.key_broken(id) => self.key_returned(id),
             Outcome::Unavailable(failure) => {
                 self.shared.stats().unavailable += 1;
                 if self.destinations[dest].down(&failure.error, now) {
@@ -57,12 +63,19 @@ impl Engine {
                         "destination is down; its messages wait, no attempts are counted"
                     );
                 }
-                self.put_back(id);
+                if self.destinations[dest].pipelined && self.rows.get(&id).is_some_and(|r| r.key.is_some()) {
+                    self.key_broken(id);
+                    self.key_returned(id);
+                } else {
+                    self.put_back(id);
+                }
                 self.shed(dest);
             }
-            Outcome::HeldBack => self.put_back(id),
             Outcome::Retry { after, error } => self.failed_attempt(id, took, error, Some(after)),
-            Outcome::Rejected(error) => self.failed_attempt(id, took, error, None),
+            Outcome::Rejected(error) => {
+                self.key_broken(id);
+                self.failed_attempt(id, took, error, None);
+            }
         }
     }
 
@@ -130,13 +143,15 @@ impl Engine {
                 self.unclaim(id, Duration::from_secs(1));
                 continue;
             }
-            if kept.is_none() {
+            let key = row.key.clone();
+            // Of a key whose messages fly together none may go while others of it are still out.
+            if kept.is_none() && !(self.destinations[dest].pipelined && key.is_some()) {
                 kept = Some(id);
                 continue;
             }
             let cursor = cursors.entry(row.thin.house).or_insert(i64::MAX);
             *cursor = (*cursor).min(id - 1);
-            if let Some(key) = row.key.clone() {
+            if let Some(key) = key {
                 self.key_set_back(&key, id);
             }
             self.forget(id);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Where messages of one destination name go, and how.
 ///
 /// Used under `[routes."name"]` in the configuration file and by [`RelayBuilder::route`](crate::RelayBuilder::route).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Route {
@@ -24,8 +24,9 @@ pub struct Route {
     pub ordering: Ordering,
     /// What a message that used up its attempts does to the later ones of its key.
     pub on_exhausted: OnExhausted,
-    /// How many messages may be in flight to this destination from one instance. 1 to 10 000; 32 by default.
-    pub concurrency: u32,
+    /// How many messages may be in flight to this destination from one instance. 1 to 10 000; by default what suits the
+    /// transport ([`Transport::concurrency`](crate::transport::Transport::concurrency): 32 for `http` and `local`).
+    pub concurrency: Option<u32>,
     /// At most this many sends per second from one instance; unlimited when absent.
     pub rate: Option<f64>,
     /// Send as CloudEvents 1.0; absent: the payload as it is.
@@ -34,22 +35,6 @@ pub struct Route {
     pub http: HttpRoute,
     /// RabbitMQ message properties and topology; used by the `rabbitmq` transport alone.
     pub rabbitmq: RabbitMqRoute,
-}
-
-impl Default for Route {
-    fn default() -> Self {
-        Self {
-            to: String::new(),
-            retry: Retry::default(),
-            ordering: Ordering::default(),
-            on_exhausted: OnExhausted::default(),
-            concurrency: 32,
-            rate: None,
-            cloudevents: None,
-            http: HttpRoute::default(),
-            rabbitmq: RabbitMqRoute::default(),
-        }
-    }
 }
 
 impl Route {
@@ -78,7 +63,7 @@ impl Route {
 
     /// Sets how many messages may be in flight.
     pub fn concurrency(mut self, n: u32) -> Self {
-        self.concurrency = n;
+        self.concurrency = Some(n);
         self
     }
 
@@ -109,8 +94,10 @@ impl Route {
     /// What is wrong with these settings, each with the field's path below the route.
     pub fn problems(&self) -> Vec<(String, String)> {
         let mut out = self.retry.problems();
-        if !(1..=10_000).contains(&self.concurrency) {
-            out.push(("concurrency".into(), format!("{}, must be 1 to 10000", self.concurrency)));
+        if let Some(n) = self.concurrency
+            && !(1..=10_000).contains(&n)
+        {
+            out.push(("concurrency".into(), format!("{n}, must be 1 to 10000")));
         }
         if let Some(rate) = self.rate
             && !(rate.is_finite() && rate > 0.0)
@@ -232,7 +219,13 @@ pub struct HttpRoute {
 
 impl Default for HttpRoute {
     fn default() -> Self {
-        Self { method: "POST".into(), content_type: None, authorization: None, headers: Default::default(), signing_keys: Vec::new() }
+        Self {
+            method: "POST".into(),
+            content_type: None,
+            authorization: None,
+            headers: Default::default(),
+            signing_keys: Vec::new(),
+        }
     }
 }
 

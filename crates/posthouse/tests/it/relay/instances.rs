@@ -110,7 +110,7 @@ async fn slow_handler_keeps_its_lease<T: TestDb>() {
     let mut settings = quick();
     settings.lease = Duration::from_secs(2);
     settings.send_timeout = Duration::from_millis(1_200);
-    settings.default_route.concurrency = 1;
+    settings.default_route.concurrency = Some(1);
     let first = Relay::builder(&outbox).settings(settings).transport("test", slow).start().await.unwrap();
     for i in 0..6 {
         outbox.publish_alone(Message::to("test:a").payload(i.to_string())).await.unwrap();

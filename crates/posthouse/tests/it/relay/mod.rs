@@ -7,6 +7,7 @@ mod idle;
 mod instances;
 mod order;
 mod outage;
+mod pipelined;
 mod retry;
 mod starvation;
 
