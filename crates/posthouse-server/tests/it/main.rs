@@ -5,3 +5,4 @@ mod config;
 mod demo;
 mod relay;
 mod support;
+mod transports;
