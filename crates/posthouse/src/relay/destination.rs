@@ -179,6 +179,7 @@ impl Destination {
             delivered: self.delivered,
             last_error: self.last_error.clone(),
             last_confirmed: self.last_confirmed,
+            blocked: None,
         }
     }
 }

@@ -73,6 +73,8 @@ pub struct DestinationStats {
     pub last_error: Option<String>,
     /// The last confirmation.
     pub last_confirmed: Option<Instant>,
+    /// Why its transport asks to be sent nothing at the moment, though it is connected.
+    pub blocked: Option<String>,
 }
 
 /// Whether a destination is being sent to.
