@@ -6,6 +6,7 @@ mod config;
 mod database;
 mod demo;
 mod failure;
+mod health;
 mod http;
 mod output;
 
@@ -32,6 +33,7 @@ async fn main() -> ExitCode {
         Command::Publish(args) => commands::publish::run(&cli.global, args).await,
         Command::Messages(command) => commands::messages::run(&cli.global, command).await,
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
+        Command::Destinations => commands::destinations::run(&cli.global).await,
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -64,6 +64,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
     }
     let served = Arc::new(Served {
         settings: config.relay.clone(),
+        routes: config.leads(),
         databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
         draining: AtomicBool::new(false),
     });

@@ -49,6 +49,12 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// Where each route leads, without secrets.
+    pub(crate) fn leads(&self) -> BTreeMap<String, String> {
+        let to = |name: &String, route: &Route| redact_url(if route.to.is_empty() { name } else { &route.to });
+        self.routes.iter().map(|(name, route)| (name.clone(), to(name, route))).collect()
+    }
+
     /// Whether a transport goes through a broker.
     pub(crate) fn has_brokers(&self) -> bool {
         self.transports.values().any(|t| t.kind() != "http")

@@ -58,7 +58,7 @@ impl RelayStats {
 }
 
 /// How a destination stands.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct DestinationStats {
     /// Its breaker.
@@ -78,9 +78,10 @@ pub struct DestinationStats {
 }
 
 /// Whether a destination is being sent to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BreakerState {
     /// It answers.
+    #[default]
     Closed,
     /// It is down since this moment; one message at a time is tried.
     Open(Instant),
