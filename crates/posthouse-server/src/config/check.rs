@@ -171,7 +171,7 @@ fn form<'c>(
     settings: &TransportConfig,
     made: &mut Made<'c>,
 ) -> Result<(), (String, String)> {
-    let TransportConfig::Http(_) = settings else {
+    if settings.is_broker() {
         let mut route = route.clone();
         route.to = to.to_owned();
         let fix = || format!("addresses of this transport look like {}", settings.addresses(name));
@@ -180,7 +180,7 @@ fn form<'c>(
             Some(Err(why)) => Err((format!("the transport {name:?} can't be made: {why}"), "mend its settings".into())),
             None => Ok(()),
         };
-    };
+    }
     let url = if to.starts_with("http:") || to.starts_with("https:") {
         to
     } else {

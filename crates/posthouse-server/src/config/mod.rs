@@ -57,7 +57,7 @@ impl Config {
 
     /// Whether a transport goes through a broker.
     pub(crate) fn has_brokers(&self) -> bool {
-        self.transports.values().any(|t| t.kind() != "http")
+        self.transports.values().any(TransportConfig::is_broker)
     }
 }
 

@@ -15,8 +15,6 @@ use toml::Table;
 
 #[cfg(feature = "kafka")]
 use super::problem::join;
-#[cfg(any(feature = "rabbitmq", feature = "nats"))]
-use super::redact;
 use super::shape::{self, Shape, Walk, suggest};
 #[cfg(feature = "kafka")]
 use super::show::hidden;
@@ -118,6 +116,11 @@ impl TransportConfig {
         }
     }
 
+    /// Whether messages go through a broker.
+    pub(crate) fn is_broker(&self) -> bool {
+        !matches!(self, Self::Http(_))
+    }
+
     /// What is wrong with the settings, each with the field's path.
     pub(super) fn problems(&self) -> Vec<(String, String)> {
         match self {
@@ -177,7 +180,7 @@ impl TransportConfig {
             #[cfg(feature = "rabbitmq")]
             Self::RabbitMq(settings) => {
                 let mut shown = json!(settings);
-                shown["url"] = redact::url(&settings.url).into();
+                shown["url"] = super::redact::url(&settings.url).into();
                 shown
             }
             #[cfg(feature = "kafka")]
@@ -187,7 +190,7 @@ impl TransportConfig {
             #[cfg(feature = "nats")]
             Self::Nats(settings) => {
                 let mut shown = json!(settings);
-                shown["url"] = redact::servers(&settings.url).into();
+                shown["url"] = super::redact::servers(&settings.url).into();
                 shown
             }
         };
@@ -216,11 +219,11 @@ impl TransportConfig {
             Self::Http(settings) if settings.allow.is_empty() => "public addresses".into(),
             Self::Http(settings) => format!("public addresses, {}", settings.allow.join(", ")),
             #[cfg(feature = "rabbitmq")]
-            Self::RabbitMq(settings) => redact::url(&settings.url),
+            Self::RabbitMq(settings) => super::redact::url(&settings.url),
             #[cfg(feature = "kafka")]
             Self::Kafka(settings) => super::redact::servers(&settings.brokers),
             #[cfg(feature = "nats")]
-            Self::Nats(settings) => redact::servers(&settings.url),
+            Self::Nats(settings) => super::redact::servers(&settings.url),
         }
     }
 }

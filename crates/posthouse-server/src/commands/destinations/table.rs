@@ -45,7 +45,7 @@ pub(super) fn print(lines: &[Line]) {
             cells.push(Cell::new(format!("{}\n→ {}", clean(&line.destination), clean(&line.to))));
         }
         if wide && routed {
-            cells.push(Cell::new(clean(&line.to)));
+            cells.push(Cell::new(if line.to == line.destination { "".into() } else { clean(&line.to) }));
         }
         cells.push(state(line));
         let number = |n: i64| Cell::new(n).set_alignment(CellAlignment::Right);
@@ -72,11 +72,14 @@ pub(super) fn print(lines: &[Line]) {
 }
 
 fn print_errors(lines: &[Line], several: bool) {
+    let mut table = output::table(&["destination", "last error"]);
     for line in lines {
         let Some(error) = &line.last_error else { continue };
         let name = if several { format!("{} {}", line.database, line.destination) } else { line.destination.clone() };
-        output::say(&format!("\n{}:\n  {}", clean(&name), clean(error)));
+        table.add_row([clean(&name), clean(error)]);
     }
+    output::say("");
+    output::print_table(table);
 }
 
 /// The state and how long it has been so.
