@@ -143,6 +143,23 @@ mod tests {
     }
 
     #[test]
+    fn at_most_so_many_destinations_are_told_and_all_are_counted() {
+        let now = Instant::now();
+        let mut stats = healthy(now);
+        for n in 0..DESTINATIONS + 5 {
+            let mut down = posthouse::DestinationStats::default();
+            down.breaker = posthouse::BreakerState::Open(now);
+            stats.destinations.insert(format!("d{n}"), down);
+        }
+        stats.destinations.insert("ok".into(), posthouse::DestinationStats::default());
+        let (ready, mut told) = judge(&stats, &RelaySettings::default(), now);
+        tell_destinations(&mut told, health::all(&stats, &Default::default(), now));
+        assert!(ready, "they don't make it unready");
+        assert_eq!(told["destinations_not_ok_count"], DESTINATIONS + 5);
+        assert_eq!(told["destinations_not_ok"].as_array().unwrap().len(), DESTINATIONS);
+    }
+
+    #[test]
     fn a_read_is_late_after_thirty_seconds_or_ten_polls() {
         let now = Instant::now();
         let ready = |settings: &RelaySettings, age: u64| {

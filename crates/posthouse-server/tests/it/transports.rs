@@ -1,6 +1,8 @@
 //! `[transports.NAME]` of every kind, and what routes ask of them, in the configuration file.
 
-use crate::config::{one, print};
+use crate::config::one;
+#[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats"))]
+use crate::config::print;
 use crate::support::{Dir, ph, posthouse, run};
 
 const DATABASE: &str = "[databases.a]\nurl = \"postgres://u@h/d\"\n";
@@ -135,6 +137,7 @@ fn pipelined_is_only_for_transports_that_keep_order() {
 
 /// Secrets in every place for one, in good files and in bad ones.
 #[test]
+#[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats"))]
 fn no_secret_of_a_transport_is_ever_shown() {
     let good = r#"
         [transports.amqp]
