@@ -16,6 +16,14 @@ Exit codes: 0 done; 1 the thing asked for is not so; 2 usage or configuration; 3
 
 Results go to stdout, logs to stderr (RUST_LOG or -v say how much).";
 
+const DESTINATIONS: &str = "\
+What waits comes from the databases. State, messages in flight, the last confirmation and the last error come from the relay \
+that answers at server.listen; they are that instance's own, and are left out when none answers.
+
+States: ok; blocked (connected, but the broker asks to be sent nothing); down (one message at a time is tried).
+
+Exit codes: 0 shown, also without a relay, whatever the states are; 2 configuration; 3 a database can't be reached.";
+
 /// The transactional outbox: relay, messages, houses
 #[derive(Debug, Parser)]
 #[command(name = "posthouse", version, after_help = AFTER, max_term_width = 110)]
@@ -60,6 +68,9 @@ pub(crate) enum Command {
     /// Look at houses: the units that relay instances share out
     #[command(subcommand)]
     Houses(Houses),
+    /// Show how every destination stands: what waits for it, whether it is down, the last confirmation
+    #[command(after_help = DESTINATIONS)]
+    Destinations,
     /// Play through crashes and outages with a small order service, and count that nothing was lost
     Demo(DemoArgs),
 }

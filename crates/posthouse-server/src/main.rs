@@ -6,6 +6,7 @@ mod config;
 mod database;
 mod demo;
 mod failure;
+mod health;
 mod http;
 mod output;
 
@@ -32,6 +33,7 @@ async fn main() -> ExitCode {
         Command::Publish(args) => commands::publish::run(&cli.global, args).await,
         Command::Messages(command) => commands::messages::run(&cli.global, command).await,
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
+        Command::Destinations => commands::destinations::run(&cli.global).await,
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -49,6 +51,11 @@ fn logs(cli: &Cli) {
         _ => "debug,posthouse=trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    // On its levels below this one it writes the server's URL with its password into the log.
+    let filter = match "async_nats::connector=info".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
 }

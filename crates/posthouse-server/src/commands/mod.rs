@@ -1,5 +1,6 @@
 //! One file per verb.
 
+pub(crate) mod destinations;
 pub(crate) mod houses;
 pub(crate) mod messages;
 pub(crate) mod migrate;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use posthouse::transport::Http;
 use posthouse::{Relay, RelayBuilder};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -42,8 +41,7 @@ pub(crate) async fn run(global: &Global, args: RelayArgs) -> Result<(), Failure>
 fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure> {
     let mut builder = database.relay().settings(config.relay.clone());
     for (name, settings) in &config.transports {
-        let http = Http::new(settings.clone()).map_err(|e| Failure::of(&format!("transport {name:?}"), &e))?;
-        builder = builder.transport(name, http);
+        builder = settings.add_to(name, builder).map_err(|e| Failure::of(&format!("transport {name:?}"), &e))?;
     }
     for (name, route) in &config.routes {
         builder = builder.route(name, route.clone());
@@ -66,6 +64,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
     }
     let served = Arc::new(Served {
         settings: config.relay.clone(),
+        routes: config.leads(),
         databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
         draining: AtomicBool::new(false),
     });
@@ -196,6 +195,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
         output::json(&json!({
             "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
             "databases": told, "routes": config.shown()["routes"], "transports": config.shown()["transports"],
+            "brokers_checked": false,
         }));
     } else {
         checked(config, &told, failure.is_none());
@@ -233,13 +233,15 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
     output::print_table(table);
 
     output::say("");
-    let mut table = output::table(&["transport", "kind", "addresses", "not public but allowed"]);
+    let mut table = output::table(&["transport", "kind", "addresses", "reaches"]);
     for (name, settings) in &config.transports {
-        let addresses = if name == "http" { "http://… https://…".into() } else { format!("{name}:https://…") };
-        let allowed = if settings.allow_private { "all".into() } else { settings.allow.join(", ") };
-        table.add_row([clean(name).into_owned(), "http".into(), addresses, clean(&allowed).into_owned()]);
+        let (addresses, reaches) = (settings.addresses(name), settings.reaches());
+        table.add_row([clean(name), settings.kind().into(), clean(&addresses), clean(&reaches)].map(|c| c.into_owned()));
     }
     output::print_table(table);
+    if config.has_brokers() {
+        output::say("brokers are not connected to by this check");
+    }
 
     output::say("");
     if config.routes.is_empty() {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use posthouse::Route;
+use posthouse::transport::Transport;
+use posthouse::{Ordering, Route};
 use url::Url;
 
 use super::problem::{Problem, join};
 use super::redact;
 use super::shape::{Walk, suggest};
-use super::{Config, DatabaseConfig};
+use super::{Config, DatabaseConfig, TransportConfig};
 use crate::database::Target;
 
 pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
@@ -17,25 +18,34 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
     for (name, settings) in &config.transports {
         let at = join("transports", name);
         told(settings.problems(), &at, walk, &mut found);
-        if settings.connect_timeout >= config.relay.send_timeout {
+        if let Some(connect_timeout) = settings.connect_timeout()
+            && connect_timeout >= config.relay.send_timeout
+        {
             let reason = format!(
                 "must be less than relay.send_timeout ({}), or a receiver that can't be reached counts as a failed attempt",
                 humantime::format_duration(config.relay.send_timeout)
             );
             let path = join(&at, "connect_timeout");
             let value = walk.shown.get(&path).cloned();
-            let value = value.or_else(|| Some(format!("\"{}\"", humantime::format_duration(settings.connect_timeout))));
+            let value = value.or_else(|| Some(format!("\"{}\"", humantime::format_duration(connect_timeout))));
             if !doubtful(walk, "connect_timeout") && !doubtful(walk, "send_timeout") {
                 found.push(Problem::new(path, value, reason).fix("lower connect_timeout or raise relay.send_timeout"));
             }
         }
     }
+    let mut made = Made::default();
     for (name, route) in &config.routes {
         let at = join("routes", name);
         told(route.problems(), &at, walk, &mut found);
         if !walk.problems.iter().any(|p| p.path == join(&at, "to")) {
-            address(&at, name, route, config, walk, &mut found);
+            address(&at, name, route, config, walk, &mut made, &mut found);
         }
+    }
+    if config.relay.default_route.ordering == Ordering::Pipelined {
+        let path = "relay.default_route.ordering";
+        let reason = "can't hold for every address: the transport \"http\" can't keep a key's messages in order this way";
+        let problem = Problem::new(path, walk.shown.get(path).cloned(), reason);
+        found.push(problem.fix("give the destinations that need it a [routes.\"name\"] with this ordering"));
     }
     let mut seen = BTreeMap::new();
     for (name, database) in &config.databases {
@@ -88,8 +98,30 @@ fn told(problems: Vec<(String, String)>, at: &str, walk: &Walk<'_>, out: &mut Ve
     }
 }
 
-/// Where a route leads.
-fn address(at: &str, name: &str, route: &Route, config: &Config, walk: &Walk<'_>, out: &mut Vec<Problem>) {
+/// Transports that routes are checked with, each made when the first route asks for it.
+#[derive(Default)]
+struct Made<'c>(BTreeMap<&'c str, Result<Box<dyn Transport>, String>>);
+
+impl<'c> Made<'c> {
+    /// None where the settings have problems, which are told elsewhere.
+    fn get(&mut self, name: &'c str, settings: &TransportConfig) -> Option<&Result<Box<dyn Transport>, String>> {
+        if !settings.problems().is_empty() {
+            return None;
+        }
+        Some(self.0.entry(name).or_insert_with(|| settings.build().map_err(|e| e.to_string())))
+    }
+}
+
+/// Where a route leads, and whether that transport can do what the route asks for.
+fn address<'c>(
+    at: &str,
+    name: &str,
+    route: &Route,
+    config: &'c Config,
+    walk: &Walk<'_>,
+    made: &mut Made<'c>,
+    out: &mut Vec<Problem>,
+) {
     let path = join(at, "to");
     let to = if route.to.is_empty() { name } else { &route.to };
     let shown = walk.shown.get(&path).cloned();
@@ -98,31 +130,75 @@ fn address(at: &str, name: &str, route: &Route, config: &Config, walk: &Walk<'_>
         out.push(problem("is missing".into()).fix("to = \"https://host/path\""));
         return;
     }
-    match transport_of(to, config) {
-        Err((reason, fix)) => out.push(problem(reason).fix(fix)),
-        Ok(()) => {
-            let url = if to.starts_with("http:") || to.starts_with("https:") {
-                to
-            } else {
-                to.split_once(':').map_or(to, |(_, address)| address)
-            };
-            let good =
-                Url::parse(url).is_ok_and(|u| matches!(u.scheme(), "http" | "https") && u.has_host() && url.contains("://"));
-            if !good {
-                out.push(problem("is no complete http:// or https:// URL".into()).fix("to = \"https://host/path\""));
-            }
+    if walk.broken.contains(to.split_once(':').map_or("", |(scheme, _)| scheme)) {
+        return;
+    }
+    let (name, settings) = match transport_of(to, config) {
+        Ok(found) => found,
+        Err((reason, fix)) => {
+            out.push(problem(reason).fix(fix));
+            return;
         }
+    };
+    if let Err((reason, fix)) = form(to, route, name, settings, made) {
+        out.push(problem(reason).fix(fix));
+    }
+    if route.ordering == Ordering::Pipelined
+        && let Some(Ok(transport)) = made.get(name, settings)
+        && !transport.pipelines()
+    {
+        let all = config.transports.iter();
+        let able: Vec<&str> = all
+            .filter(|(name, settings)| made.get(name, settings).is_some_and(|t| t.as_ref().is_ok_and(|t| t.pipelines())))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let path = join(at, "ordering");
+        let reason = format!("the transport {name:?} ({}) can't keep a key's messages in order this way", settings.kind());
+        let fix = if able.is_empty() {
+            "write ordering = \"strict\"; no transport that is configured can do it".to_owned()
+        } else {
+            format!("write ordering = \"strict\"; the transports that can are {}", able.join(", "))
+        };
+        out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason).fix(fix));
     }
 }
 
-/// Whether an address names a transport that is there; the reason and the fix if not.
-fn transport_of(to: &str, config: &Config) -> Result<(), (String, String)> {
+/// Whether an address has the form that its transport takes; the reason and the fix if not.
+fn form<'c>(
+    to: &str,
+    route: &Route,
+    name: &'c str,
+    settings: &TransportConfig,
+    made: &mut Made<'c>,
+) -> Result<(), (String, String)> {
+    if settings.is_broker() {
+        let mut route = route.clone();
+        route.to = to.to_owned();
+        let fix = || format!("addresses of this transport look like {}", settings.addresses(name));
+        return match made.get(name, settings) {
+            Some(Ok(transport)) => transport.check(&route).map_err(|reason| (reason, fix())),
+            Some(Err(why)) => Err((format!("the transport {name:?} can't be made: {why}"), "mend its settings".into())),
+            None => Ok(()),
+        };
+    }
+    let url = if to.starts_with("http:") || to.starts_with("https:") {
+        to
+    } else {
+        to.split_once(':').map_or(to, |(_, address)| address)
+    };
+    let good = Url::parse(url).is_ok_and(|u| matches!(u.scheme(), "http" | "https") && u.has_host() && url.contains("://"));
+    if good { Ok(()) } else { Err(("is no complete http:// or https:// URL".into(), "to = \"https://host/path\"".into())) }
+}
+
+/// The transport that an address names; the reason and the fix if there is none.
+fn transport_of<'c>(to: &str, config: &'c Config) -> Result<(&'c str, &'c TransportConfig), (String, String)> {
     let known: Vec<&str> = config.transports.keys().map(String::as_str).collect();
     let Some((scheme, _)) = to.split_once(':') else {
         return Err(("names no transport".into(), format!("write transport:address; the transports are {}", known.join(", "))));
     };
-    if scheme == "https" || config.transports.contains_key(scheme) {
-        return Ok(());
+    let name = if scheme == "https" { "http" } else { scheme };
+    if let Some((name, settings)) = config.transports.get_key_value(name) {
+        return Ok((name, settings));
     }
     if scheme == "local" {
         return Err((
@@ -134,7 +210,7 @@ fn transport_of(to: &str, config: &Config) -> Result<(), (String, String)> {
         suggest(scheme, known.iter().copied().chain(["https"])).map(|m| format!("; did you mean {m:?}?")).unwrap_or_default();
     Err((
         format!("there is no transport {scheme:?}{meant}"),
-        format!("the transports are {} (http serves https:// too); others are added as [transports.NAME]", known.join(", ")),
+        format!("the transports are {} (http serves https:// too); others are added as [transports.{scheme}]", known.join(", ")),
     ))
 }
 
@@ -144,7 +220,9 @@ pub(crate) fn destination(name: &str, config: &Config) -> Result<(), String> {
         return Ok(());
     }
     if name.contains(':') {
-        return transport_of(name, config).map_err(|(reason, fix)| format!("{reason}; {fix}"));
+        let checked = transport_of(name, config)
+            .and_then(|(transport, settings)| form(name, &config.relay.default_route, transport, settings, &mut Made::default()));
+        return checked.map_err(|(reason, fix)| format!("{reason}; {fix}"));
     }
     let known: Vec<&str> = config.routes.keys().map(String::as_str).collect();
     Err(match suggest(name, known.iter().copied()) {

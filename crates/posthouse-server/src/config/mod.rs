@@ -6,12 +6,12 @@ mod problem;
 mod redact;
 mod shape;
 mod show;
+mod transport;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use posthouse::transport::HttpSettings;
 use posthouse::{RelaySettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use self::problem::join;
 pub(crate) use self::redact::url as redact_url;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
+pub(crate) use self::transport::TransportConfig;
 use crate::failure::Failure;
 use crate::output::count;
 
@@ -34,9 +35,6 @@ const DATABASE_VARIABLE: &str = "POSTHOUSE_DATABASE_URL";
 /// The name of a database that has none.
 const ONLY: &str = "default";
 
-/// Kinds of transports that people may know from the description of later versions.
-const LATER_KINDS: [&str; 5] = ["rabbitmq", "amqp", "kafka", "nats", "local"];
-
 /// Everything that was configured, checked.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -44,10 +42,23 @@ pub(crate) struct Config {
     pub(crate) file: Option<PathBuf>,
     pub(crate) databases: BTreeMap<String, DatabaseConfig>,
     /// By scheme.
-    pub(crate) transports: BTreeMap<String, HttpSettings>,
+    pub(crate) transports: BTreeMap<String, TransportConfig>,
     pub(crate) routes: BTreeMap<String, Route>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
+}
+
+impl Config {
+    /// Where each route leads, without secrets.
+    pub(crate) fn leads(&self) -> BTreeMap<String, String> {
+        let to = |name: &String, route: &Route| redact_url(if route.to.is_empty() { name } else { &route.to });
+        self.routes.iter().map(|(name, route)| (name.clone(), to(name, route))).collect()
+    }
+
+    /// Whether a transport goes through a broker.
+    pub(crate) fn has_brokers(&self) -> bool {
+        self.transports.values().any(TransportConfig::is_broker)
+    }
 }
 
 /// `[databases.NAME]`.
@@ -244,59 +255,79 @@ fn sections<T: DeserializeOwned>(
     out
 }
 
-fn transports(walk: &mut Walk<'_>, value: Option<Value>) -> BTreeMap<String, HttpSettings> {
+fn transports(walk: &mut Walk<'_>, value: Option<Value>) -> BTreeMap<String, TransportConfig> {
     let mut out = BTreeMap::new();
     if let Some(Value::Table(tables)) = value {
         for (name, value) in tables {
-            let at = join("transports", &name);
-            let Value::Table(mut table) = value else {
-                walk.problems.push(Problem::new(at, None, "must be a table").fix(format!("write [transports.{name}]")));
-                continue;
-            };
-            let valid = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase())
-                && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+.-_".contains(&b));
-            if !valid || name == "https" || name == "local" {
-                let reason = match name.as_str() {
-                    "https" => "the transport \"http\" serves https:// addresses too",
-                    "local" => "local handlers exist only inside a service with an embedded relay",
-                    _ => "is the scheme of addresses: must be a-z, 0-9, +, ., - and _, starting with a letter",
-                };
-                walk.problems.push(Problem::new(&at, None, reason).fix("give it another name, such as [transports.http]"));
-                continue;
-            }
-            let kind_at = join(&at, "kind");
-            let kind = match table.get("kind") {
-                Some(Value::String(kind)) => kind.clone(),
-                Some(_) => {
-                    walk.problems.push(Problem::new(&kind_at, None, "must be text in quotes").fix("kind = \"http\""));
-                    continue;
+            match one_transport(walk, &name, value) {
+                Some(settings) => {
+                    out.insert(name, settings);
                 }
-                None if name == "http" => "http".into(),
                 None => {
-                    walk.problems.push(Problem::new(&kind_at, None, "is missing").fix("kind = \"http\""));
-                    continue;
+                    walk.broken.insert(name);
                 }
-            };
-            if kind != "http" {
-                let reason = if LATER_KINDS.contains(&kind.as_str()) {
-                    "not available in this version"
-                } else {
-                    "no such kind of transport"
-                };
-                let problem = Problem::new(&kind_at, Some(format!("{kind:?}")), reason);
-                walk.problems.push(problem.fix("the one kind of this version is \"http\""));
-                // The other keys belong to a kind that isn't here.
-                continue;
-            }
-            walk.table(&at, &shape::HTTP, &mut table);
-            table.remove("kind");
-            if let Some(settings) = typed(walk, &at, Value::Table(table)) {
-                out.insert(name, settings);
             }
         }
     }
-    out.entry("http".into()).or_default();
+    out.entry("http".into()).or_insert_with(|| TransportConfig::Http(Default::default()));
     out
+}
+
+/// One `[transports.NAME]`; None when what is wrong with it has been told.
+fn one_transport(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<TransportConfig> {
+    let at = join("transports", name);
+    let Value::Table(mut table) = value else {
+        walk.problems.push(Problem::new(at, None, "must be a table").fix(format!("write [transports.{name}]")));
+        return None;
+    };
+    let valid = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase())
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+.-_".contains(&b));
+    if !valid || name == "https" || name == "local" {
+        let reason = match name {
+            "https" => "the transport \"http\" serves https:// addresses too",
+            "local" => "local handlers exist only inside a service with an embedded relay",
+            _ => "is the scheme of addresses: must be a-z, 0-9, +, ., - and _, starting with a letter",
+        };
+        walk.problems.push(Problem::new(&at, None, reason).fix("give it another name, such as [transports.http]"));
+        return None;
+    }
+    let kind_at = join(&at, "kind");
+    let example = || format!("kind = {:?}", transport::likely_kind(name));
+    let kind = match table.remove("kind") {
+        Some(Value::String(kind)) => kind,
+        Some(_) => {
+            walk.problems.push(Problem::new(&kind_at, None, "must be text in quotes").fix(example()));
+            return None;
+        }
+        None if name == "http" => "http".into(),
+        None => {
+            walk.problems.push(Problem::new(&kind_at, None, "is missing").fix(example()));
+            return None;
+        }
+    };
+    let shown = Some(format!("{kind:?}"));
+    // The other keys belong to a kind that isn't here.
+    let kind = transport::kind(&kind)
+        .map_err(|(reason, fix)| walk.problems.push(Problem::new(&kind_at, shown.clone(), reason).fix(fix)))
+        .ok()?;
+    if name == "http" && kind.name() != "http" {
+        let reason = "the transport \"http\" serves http:// and https:// addresses, so it must be of kind \"http\"";
+        walk.problems.push(Problem::new(&kind_at, shown, reason).fix(format!("name the table [transports.{}]", kind.name())));
+        return None;
+    }
+    let before = walk.problems.len();
+    walk.table(&at, &kind.shape, &mut table);
+    if let Some((key, example)) = kind.needed
+        && !table.contains_key(key)
+    {
+        // A wrong or mistyped one has been told.
+        let told = |p: &Problem| p.path == join(&at, key) || p.reason.contains(&format!("{key:?}"));
+        if !walk.problems[before..].iter().any(told) {
+            walk.problems.push(Problem::new(join(&at, key), None, "is missing").fix(example));
+        }
+        return None;
+    }
+    TransportConfig::of(&kind, walk, &at, table)
 }
 
 fn server(walk: &mut Walk<'_>, value: Option<Value>, shown: Option<String>) -> ServerConfig {

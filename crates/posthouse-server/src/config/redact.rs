@@ -23,6 +23,10 @@ pub(crate) fn url(text: &str) -> String {
     if suspicious {
         return REDACTED.into();
     }
+    // Before an `@` there stands who logs in. Behind `?` or `#` it means that one of these was in a password.
+    if parsed.fragment().is_some_and(|f| f.contains('@')) || parsed.query_pairs().any(|(name, _)| name.contains('@')) {
+        return REDACTED.into();
+    }
     if parsed.password().is_none() && parsed.query().is_none() && parsed.fragment().is_none() {
         return text.to_owned();
     }
@@ -40,9 +44,44 @@ pub(crate) fn url(text: &str) -> String {
     out
 }
 
+/// Servers with commas between them (`nats://token@host:4222,host2`): what stands before an `@` is a secret even without a
+/// password in it, and so is every part that might be one because a comma stood in it.
+pub(crate) fn servers(text: &str) -> String {
+    let logs_in = text.contains('@');
+    let shown = text.split(',').map(|part| {
+        let (scheme, rest) = part.split_once("://").map_or(("", part), |(scheme, rest)| (scheme, rest));
+        let (who, host) = rest.rsplit_once('@').map_or(("", rest), |(_, host)| (REDACTED, host));
+        let host = host.split(['/', '?', '#']).next().unwrap_or_default();
+        match (who, scheme) {
+            ("", _) if logs_in => REDACTED.to_owned(),
+            ("", "") => host.to_owned(),
+            ("", _) => format!("{scheme}://{host}"),
+            (_, "") => format!("{who}@{host}"),
+            _ => format!("{scheme}://{who}@{host}"),
+        }
+    });
+    shown.collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::url;
+    use super::{servers, url};
+
+    #[test]
+    fn no_secret_of_a_list_of_servers_is_left() {
+        for (text, expected) in [
+            ("h1:9092,h2:9092", "h1:9092,h2:9092"),
+            ("nats://h:4222", "nats://h:4222"),
+            ("nats://hunter2@h:4222", "nats://[redacted]@h:4222"),
+            ("nats://u:hunter2@h,tls://u:hunter2@h2:4222", "nats://[redacted]@h,tls://[redacted]@h2:4222"),
+            ("u:hunter2@h,h2", "[redacted]@h,[redacted]"),
+            ("nats://u:hunter2,hunter2@h", "[redacted],[redacted]@h"),
+            ("nats://u:hunter2#?/@h/?hunter2", "nats://[redacted]@h"),
+            ("nats://h?token=hunter2", "nats://h"),
+        ] {
+            assert_eq!(servers(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn no_secret_of_a_url_is_left() {
@@ -56,6 +95,9 @@ mod tests {
             ("https://x.example/a", "https://x.example/a"),
             ("postgres//u:hunter2@db", "[redacted]"),
             ("amqp:u:hunter2@x", "[redacted]"),
+            ("amqps://u:hunter2@x/vhost", "amqps://u:[redacted]@x/vhost"),
+            ("amqp://u:5#hunter2@x", "[redacted]"),
+            ("amqp://u:5?hunter2@x", "[redacted]"),
         ] {
             assert_eq!(url(text), expected);
         }

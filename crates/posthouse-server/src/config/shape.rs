@@ -16,8 +16,16 @@ pub(super) enum Shape {
     Text,
     /// Text that is never shown.
     Secret,
+    /// Texts that are never shown.
+    Secrets,
     /// Text whose secret parts are never shown.
     Url,
+    /// URLs with commas between them, in which every name before an `@` is a secret.
+    Servers,
+    /// Text, a number or true or false, kept as text and never shown.
+    Property,
+    /// Any value that JSON has too, never shown.
+    Any,
     Bool,
     Whole(i64, i64),
     Number,
@@ -40,7 +48,20 @@ const HTTP_ROUTE: Keys = &[
     ("content_type", Shape::Text),
     ("authorization", Shape::Secret),
     ("headers", Shape::Named(&Shape::Secret)),
-    ("signing_keys", Shape::Texts),
+    ("signing_keys", Shape::Secrets),
+];
+const CLOUDEVENTS: Keys =
+    &[("mode", Shape::OneOf(&["binary", "structured"])), ("source", Shape::Text), ("default_type", Shape::Text)];
+const RABBITMQ_ROUTE: Keys = &[
+    ("persistent", Shape::Bool),
+    ("priority", Shape::Whole(0, u8::MAX as i64)),
+    ("expiration", Shape::Duration),
+    ("app_id", Shape::Text),
+    ("headers", Shape::Named(&Shape::Any)),
+    ("declare", Shape::Bool),
+    ("exchange_type", Shape::OneOf(&["topic", "direct", "fanout", "headers"])),
+    ("queue", Shape::Text),
+    ("queue_type", Shape::OneOf(&["classic", "quorum"])),
 ];
 const ROUTE: Keys = &[
     ("to", Shape::Url),
@@ -49,7 +70,9 @@ const ROUTE: Keys = &[
     ("on_exhausted", Shape::OneOf(&["block", "skip"])),
     ("concurrency", U32),
     ("rate", Shape::Number),
+    ("cloudevents", Shape::Table(CLOUDEVENTS)),
     ("http", Shape::Table(HTTP_ROUTE)),
+    ("rabbitmq", Shape::Table(RABBITMQ_ROUTE)),
 ];
 const RELAY: Keys = &[
     ("instance", Shape::Text),
@@ -73,6 +96,23 @@ pub(super) const HTTP: Shape = Shape::Table(&[
     ("response_limit", SIZE),
     ("connect_timeout", Shape::Duration),
     ("user_agent", Shape::Text),
+]);
+pub(super) const RABBITMQ: Shape = Shape::Table(&[
+    ("kind", Shape::Text),
+    ("url", Shape::Url),
+    ("heartbeat", Shape::Duration),
+    ("connect_timeout", Shape::Duration),
+    ("connection_name", Shape::Text),
+    ("ca_file", Shape::Text),
+]);
+pub(super) const KAFKA: Shape =
+    Shape::Table(&[("kind", Shape::Text), ("brokers", Shape::Servers), ("properties", Shape::Named(&Shape::Property))]);
+pub(super) const NATS: Shape = Shape::Table(&[
+    ("kind", Shape::Text),
+    ("url", Shape::Servers),
+    ("credentials", Shape::Text),
+    ("ca_file", Shape::Text),
+    ("connect_timeout", Shape::Duration),
 ]);
 const DATABASE: Shape = Shape::Table(&[
     ("url", Shape::Url),
@@ -101,11 +141,13 @@ pub(super) struct Walk<'a> {
     pub(super) shown: BTreeMap<String, String>,
     /// Names of keys that were wrong, and what they may have been meant to be: relations with them can't be judged.
     pub(super) doubtful: BTreeSet<String>,
+    /// Names of transports that were wrong: routes to them can't be judged.
+    pub(super) broken: BTreeSet<String>,
 }
 
 impl<'a> Walk<'a> {
     pub(super) fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { env, problems: Vec::new(), shown: BTreeMap::new(), doubtful: BTreeSet::new() }
+        Self { env, problems: Vec::new(), shown: BTreeMap::new(), doubtful: BTreeSet::new(), broken: BTreeSet::new() }
     }
 
     fn say(&mut self, problem: Problem, key: &str) {
@@ -211,6 +253,7 @@ fn texts(value: &mut Value) -> Vec<&mut String> {
     match value {
         Value::String(text) => vec![text],
         Value::Array(items) => items.iter_mut().flat_map(texts).collect(),
+        Value::Table(table) => table.iter_mut().flat_map(|(_, inner)| texts(inner)).collect(),
         _ => Vec::new(),
     }
 }
@@ -219,11 +262,17 @@ fn texts(value: &mut Value) -> Vec<&mut String> {
 fn show(shape: &Shape, value: &Value) -> String {
     match (shape, value) {
         // A reference to a secret is none, and says which variable is meant.
-        (Shape::Secret | Shape::Url, Value::String(text)) if is_reference(text) => format!("{text:?}"),
-        (Shape::Secret, _) => REDACTED.into(),
+        (Shape::Secret | Shape::Url | Shape::Servers | Shape::Property | Shape::Any, Value::String(text))
+            if is_reference(text) =>
+        {
+            format!("{text:?}")
+        }
+        (Shape::Secrets, Value::Array(items)) if items.iter().all(|i| i.as_str().is_some_and(is_reference)) => value.to_string(),
         (Shape::Url, Value::String(text)) => format!("{:?}", redact::url(text)),
+        (Shape::Servers, Value::String(text)) => format!("{:?}", redact::servers(text)),
+        (Shape::Secret | Shape::Secrets | Shape::Property | Shape::Any, _) => REDACTED.into(),
         // Nobody knows what stands where a table should be: a URL with its password, perhaps.
-        (Shape::Url | Shape::Table(_) | Shape::Named(_), _) => REDACTED.into(),
+        (Shape::Url | Shape::Servers | Shape::Table(_) | Shape::Named(_), _) => REDACTED.into(),
         (_, Value::Table(_)) => "{…}".into(),
         (_, Value::String(text)) => format!("{text:?}"),
         (_, other) => other.to_string(),
@@ -251,17 +300,32 @@ fn convert(shape: &Shape, value: &mut Value) {
 
 fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
     let wanted = match shape {
-        Shape::Text | Shape::Secret | Shape::Url => "text in quotes",
+        Shape::Text | Shape::Secret | Shape::Url | Shape::Servers => "text in quotes",
         Shape::Bool => "true or false",
         Shape::Whole(..) => "a whole number",
         Shape::Number => "a number",
         Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
-        Shape::Texts => "a list of texts, such as [\"a\", \"b\"]",
+        Shape::Texts | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
+        Shape::Property => "text, a number, or true or false",
+        Shape::Any => "text, a number, true or false, a list or a table",
         Shape::OneOf(_) => "one of the words below, in quotes",
         Shape::Table(_) | Shape::Named(_) => "a table",
     };
     match (shape, &mut *value) {
-        (Shape::Text | Shape::Secret | Shape::Url, Value::String(_)) | (Shape::Bool, Value::Boolean(_)) => Ok(()),
+        (Shape::Text | Shape::Secret | Shape::Url | Shape::Servers | Shape::Property, Value::String(_))
+        | (Shape::Bool, Value::Boolean(_)) => Ok(()),
+        (Shape::Property, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)) => {
+            *value = Value::String(value.to_string());
+            Ok(())
+        }
+        (Shape::Property, Value::Table(_)) => Err((
+            format!("is a table, must be {wanted}"),
+            "a name with dots in it stands in quotes: \"security.protocol\" = \"ssl\"".into(),
+        )),
+        (Shape::Any, inner) => match no_json(inner) {
+            None => Ok(()),
+            Some(what) => Err((format!("is or holds {what}, must be {wanted}"), String::new())),
+        },
         (Shape::Whole(low, high), Value::Integer(n)) => {
             if (low..=high).contains(&&*n) {
                 Ok(())
@@ -283,7 +347,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
                 "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
             )),
         },
-        (Shape::Texts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
+        (Shape::Texts | Shape::Secrets, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
         (Shape::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(()),
         (Shape::OneOf(words), Value::String(text)) => {
             let meant = suggest(text, words.iter().copied()).map(|w| format!("; did you mean {w:?}?")).unwrap_or_default();
@@ -296,6 +360,17 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
             };
             Err((format!("is {}, must be {wanted}", kind(other)), fix))
         }
+    }
+}
+
+/// What in a value JSON doesn't have.
+fn no_json(value: &Value) -> Option<&'static str> {
+    match value {
+        Value::Datetime(_) => Some("a date"),
+        Value::Float(n) if !n.is_finite() => Some("a number that is not finite"),
+        Value::Array(items) => items.iter().find_map(no_json),
+        Value::Table(table) => table.values().find_map(no_json),
+        _ => None,
     }
 }
 
@@ -324,7 +399,7 @@ pub(crate) fn suggest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) 
 #[cfg(test)]
 mod tests {
     use posthouse::transport::HttpSettings;
-    use posthouse::{HttpRoute, RelaySettings, Retry, Route};
+    use posthouse::{CloudEvents, HttpRoute, RabbitMqRoute, RelaySettings, Retry, Route};
     use serde::Serialize;
 
     use super::*;
@@ -342,8 +417,19 @@ mod tests {
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);
-        let Shape::Table(http) = HTTP else { unreachable!() };
-        same(&HttpSettings::default(), http, &["kind"]);
+        same(&CloudEvents::default(), CLOUDEVENTS, &[]);
+        same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);
+        let transport = |settings: serde_json::Value, shape: Shape| {
+            let Shape::Table(keys) = shape else { unreachable!() };
+            same(&settings, keys, &["kind"]);
+        };
+        transport(serde_json::json!(HttpSettings::default()), HTTP);
+        #[cfg(feature = "rabbitmq")]
+        transport(serde_json::json!(posthouse::transport::RabbitMqSettings::default()), RABBITMQ);
+        #[cfg(feature = "kafka")]
+        transport(serde_json::json!(posthouse::transport::KafkaSettings::default()), KAFKA);
+        #[cfg(feature = "nats")]
+        transport(serde_json::json!(posthouse::transport::NatsSettings::default()), NATS);
     }
 
     #[test]

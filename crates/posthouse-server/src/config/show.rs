@@ -10,15 +10,7 @@ impl Config {
     /// The effective configuration as one value, secrets redacted.
     pub(crate) fn shown(&self) -> Value {
         let databases: Map<_, _> = self.databases.iter().map(|(name, d)| (name.clone(), database(d))).collect();
-        let transports: Map<_, _> = self
-            .transports
-            .iter()
-            .map(|(name, settings)| {
-                let mut shown = json!({ "kind": "http" });
-                merge(&mut shown, json!(settings));
-                (name.clone(), shown)
-            })
-            .collect();
+        let transports: Map<_, _> = self.transports.iter().map(|(name, t)| (name.clone(), t.shown())).collect();
         let routes: Map<_, _> = self
             .routes
             .iter()
@@ -56,15 +48,15 @@ fn route(route: &Route) -> Value {
     if route.http.authorization.is_some() {
         shown["http"]["authorization"] = REDACTED.into();
     }
-    let headers: Map<_, _> = route.http.headers.keys().map(|name| (name.clone(), REDACTED.into())).collect();
-    shown["http"]["headers"] = headers.into();
+    shown["http"]["headers"] = hidden(route.http.headers.keys());
+    shown["http"]["signing_keys"] = vec![REDACTED; route.http.signing_keys.len()].into();
+    shown["rabbitmq"]["headers"] = hidden(route.rabbitmq.headers.keys());
     shown
 }
 
-fn merge(into: &mut Value, from: Value) {
-    if let (Value::Object(into), Value::Object(from)) = (into, from) {
-        into.extend(from);
-    }
+/// Names, without what they stand for.
+pub(super) fn hidden<'n>(names: impl Iterator<Item = &'n String>) -> Value {
+    names.map(|name| (name.clone(), Value::from(REDACTED))).collect::<Map<_, _>>().into()
 }
 
 /// TOML has no null: a setting that isn't set isn't there.

@@ -2,13 +2,23 @@
 //!
 //! A relay keeps its own counters, so each scrape fills a fresh registry from one snapshot per database.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use posthouse::{BreakerState, RelayStats};
-use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, TextEncoder};
+use posthouse::RelayStats;
+use posthouse::store::Backlog;
+use prometheus::{Gauge, GaugeVec, IntCounterVec, Opts, Registry, TextEncoder};
 
 use super::Served;
 use crate::config::redact_url;
+use crate::health::{self, State};
+
+/// At most this many destinations of a database are told by name, those that need a person first: users write destinations,
+/// and a monitoring system keeps every name that it has ever seen.
+const NAMED: usize = 200;
+
+/// The name under which the others are summed.
+const OTHER: &str = "other";
 
 const DATABASE: &[&str] = &["database"];
 const DESTINATION: &[&str] = &["database", "destination"];
@@ -44,7 +54,7 @@ pub(super) async fn text(served: &Served) -> prometheus::Result<String> {
     let running: Vec<(&str, RelayStats)> = stats.into_iter().filter_map(|(name, s)| s.map(|s| (name, s))).collect();
     totals(&page, &running)?;
     gauges(&page, &running)?;
-    destinations(&page, &running)?;
+    destinations(&page, &running, &served.routes)?;
     backlog(&page, served).await?;
     TextEncoder::new().encode_to_string(&page.registry.gather())
 }
@@ -103,23 +113,40 @@ fn gauges(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
     Ok(())
 }
 
-fn destinations(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
+fn destinations(page: &Page, all: &[(&str, RelayStats)], routes: &BTreeMap<String, String>) -> prometheus::Result<()> {
+    let now = Instant::now();
     let delivered = page.counter("destination_delivered_total", "Messages confirmed by this destination.", DESTINATION)?;
     let down =
         page.gauge("destination_down", "1 while the destination is down and one message at a time is tried.", DESTINATION)?;
+    let blocked = page.gauge("destination_blocked", "1 while the destination asks to be sent nothing.", DESTINATION)?;
+    let since = page.gauge("destination_down_seconds", "How long nothing has got through; 0 when it is ok.", DESTINATION)?;
     let flight = page.gauge("destination_in_flight", "Messages in flight to this destination.", DESTINATION)?;
     let waiting = page.gauge("destination_waiting", "Messages waiting in memory for this destination.", DESTINATION)?;
+    let confirmed = page.gauge("destination_last_confirm_seconds", "Time since the last confirmation.", DESTINATION)?;
     for (database, stats) in all {
-        for (name, d) in &stats.destinations {
-            let label = &[*database, &redact_url(name)];
-            // Added, because two names may be the same without their secrets.
-            delivered.with_label_values(label).inc_by(d.delivered);
-            down.with_label_values(label).add(f64::from(u8::from(matches!(d.breaker, BreakerState::Open(_)))));
-            flight.with_label_values(label).add(f64::from(d.in_flight));
-            waiting.with_label_values(label).add(f64::from(d.waiting));
+        for (place, d) in health::all(stats, routes, now).iter().enumerate() {
+            let named = place < NAMED;
+            let label = &[*database, if named { &d.destination } else { OTHER }];
+            // Who is among the others changes, so their sum could go down, which a counter must not.
+            if named {
+                delivered.with_label_values(label).inc_by(d.delivered);
+            }
+            down.with_label_values(label).add(f64::from(u8::from(d.state == State::Down)));
+            blocked.with_label_values(label).add(f64::from(u8::from(d.state == State::Blocked)));
+            flight.with_label_values(label).add(d.in_flight as f64);
+            waiting.with_label_values(label).add(d.waiting as f64);
+            longest(&since.with_label_values(label), d.down_seconds.unwrap_or(0.0));
+            if let Some(ago) = d.last_confirm_seconds {
+                longest(&confirmed.with_label_values(label), ago);
+            }
         }
     }
     Ok(())
+}
+
+/// Of several under one name the longest time is told.
+fn longest(gauge: &Gauge, seconds: f64) {
+    gauge.set(gauge.get().max(seconds));
 }
 
 async fn backlog(page: &Page, served: &Served) -> prometheus::Result<()> {
@@ -131,13 +158,68 @@ async fn backlog(page: &Page, served: &Served) -> prometheus::Result<()> {
     for (database, counted) in served.databases.iter().zip(counted) {
         let Some((rows, since)) = counted else { continue };
         age.with_label_values(&[&database.name]).set(since.as_secs_f64());
+        let named = named(&rows);
         for row in rows {
-            let label = &[&database.name, &redact_url(&row.destination), &row.status];
+            let name = redact_url(&row.destination);
+            let label = &[database.name.as_str(), if named.contains(&name) { &name } else { OTHER }, &row.status];
             messages.with_label_values(label).add(row.messages as f64);
             let old = Duration::from_millis(u64::try_from(row.oldest_ms).unwrap_or(0)).as_secs_f64();
-            let gauge = oldest.with_label_values(label);
-            gauge.set(gauge.get().max(old));
+            longest(&oldest.with_label_values(label), old);
         }
     }
     Ok(())
+}
+
+/// The destinations of a backlog that are told by name: those with the most FAILED messages, then those with the most others.
+fn named(rows: &[Backlog]) -> BTreeSet<String> {
+    let mut counted: BTreeMap<String, (i64, i64)> = BTreeMap::new();
+    for row in rows {
+        let (failed, others) = counted.entry(redact_url(&row.destination)).or_default();
+        *(if row.status == "FAILED" { failed } else { others }) += row.messages;
+    }
+    let mut ranked: Vec<_> = counted.into_iter().collect();
+    ranked.sort_by(|(a, x), (b, y)| y.cmp(x).then_with(|| a.cmp(b)));
+    ranked.into_iter().take(NAMED).map(|(name, _)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use posthouse::{BreakerState, DestinationStats};
+
+    use super::*;
+
+    #[test]
+    fn destinations_beyond_the_limit_are_summed_and_failing_ones_are_named() {
+        let mut stats = RelayStats::default();
+        for n in 0..NAMED + 50 {
+            let mut d = DestinationStats::default();
+            (d.in_flight, d.waiting, d.delivered) = (1, 2, 3);
+            stats.destinations.insert(format!("d{n:04}"), d);
+        }
+        let Some(last) = stats.destinations.last_entry() else { unreachable!() };
+        last.into_mut().breaker = BreakerState::Open(Instant::now());
+        let page = Page { registry: Registry::new() };
+        destinations(&page, &[("main", stats)], &BTreeMap::new()).unwrap();
+        let text = TextEncoder::new().encode_to_string(&page.registry.gather()).unwrap();
+        let lines = |name: &str| text.lines().filter(|l| l.starts_with(&format!("posthouse_{name}{{"))).count();
+        let has = |line: &str| text.lines().any(|l| l == format!("posthouse_{line}"));
+        assert_eq!(lines("destination_in_flight"), NAMED + 1);
+        assert_eq!(lines("destination_delivered_total"), NAMED);
+        assert!(has("destination_down{database=\"main\",destination=\"d0249\"} 1"), "{text}");
+        assert!(has("destination_down{database=\"main\",destination=\"other\"} 0"), "{text}");
+        assert!(has("destination_in_flight{database=\"main\",destination=\"other\"} 50"), "{text}");
+        assert!(has("destination_waiting{database=\"main\",destination=\"other\"} 100"), "{text}");
+    }
+
+    #[test]
+    fn a_backlog_names_failed_ones_first_and_then_long_ones() {
+        let row =
+            |destination: String, status: &str, messages| Backlog { destination, status: status.into(), messages, oldest_ms: 0 };
+        let mut rows: Vec<Backlog> = (0..NAMED as i64 + 1).map(|n| row(format!("d{n:04}"), "PENDING", n)).collect();
+        rows.push(row("z".into(), "FAILED", 1));
+        let named = named(&rows);
+        assert_eq!(named.len(), NAMED);
+        assert!(named.contains("z") && named.contains("d0200"), "{named:?}");
+        assert!(!named.contains("d0000") && !named.contains("d0001"), "the shortest ones");
+    }
 }

@@ -3,6 +3,7 @@
 mod metrics;
 mod ready;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +15,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use posthouse::store::{Backlog, Store};
 use posthouse::{Relay, RelaySettings, RelayStats};
+use serde::{Deserialize, Serialize};
+
+use crate::health::{self, Health};
 
 /// How old the backlog that metrics tell may be: counting it reads the whole pending set.
 const BACKLOG_AGE: Duration = Duration::from_secs(10);
@@ -25,6 +29,8 @@ const BACKLOG_WAIT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct Served {
     pub(crate) settings: RelaySettings,
+    /// Where destination names lead, without secrets.
+    pub(crate) routes: BTreeMap<String, String>,
     pub(crate) databases: Vec<Arc<ServedRelay>>,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
@@ -98,11 +104,12 @@ pub(crate) fn router(served: Arc<Served>) -> Router {
         .route(
             "/",
             get(|| async {
-                "posthouse\n\n/healthz  the process is alive\n/readyz   its relays work\n/metrics  for Prometheus\n"
+                "posthouse\n\n/healthz       the process is alive\n/readyz        its relays work\n/destinations  how destinations stand\n/metrics       for Prometheus\n"
             }),
         )
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
+        .route("/destinations", get(destinations))
         .route("/metrics", get(metrics))
         .with_state(served)
 }
@@ -110,8 +117,41 @@ pub(crate) fn router(served: Arc<Served>) -> Router {
 async fn readyz(State(served): State<Arc<Served>>) -> Response {
     let (ready, document) = ready::document(&served);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let head = [(header::CACHE_CONTROL, "no-store"), (header::CONTENT_TYPE, "application/json")];
-    (status, head, format!("{document}\n")).into_response()
+    (status, JSON, format!("{document}\n")).into_response()
+}
+
+/// What a document of the moment is.
+const JSON: [(header::HeaderName, &str); 2] = [(header::CACHE_CONTROL, "no-store"), (header::CONTENT_TYPE, "application/json")];
+
+/// What `/destinations` answers and `posthouse destinations` reads.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Destinations {
+    /// By database; None where no relay runs (yet, or any more).
+    pub(crate) databases: BTreeMap<String, Option<RelayDestinations>>,
+}
+
+/// The destinations of one relay.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct RelayDestinations {
+    /// None while it has no lease.
+    pub(crate) instance: Option<String>,
+    /// Those that need a person first.
+    pub(crate) destinations: Vec<Health>,
+}
+
+async fn destinations(State(served): State<Arc<Served>>) -> Response {
+    let databases = served.databases.iter().map(|d| {
+        let told = d.stats().map(|stats| RelayDestinations {
+            destinations: health::all(&stats, &served.routes, Instant::now()),
+            instance: stats.instance,
+        });
+        (d.name.clone(), told)
+    });
+    let document = Destinations { databases: databases.collect() };
+    match serde_json::to_string(&document) {
+        Ok(text) => (JSON, format!("{text}\n")).into_response(),
+        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("destinations can't be written: {e}\n")).into_response(),
+    }
 }
 
 async fn metrics(State(served): State<Arc<Served>>) -> Response {

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use posthouse::{BreakerState, RelaySettings, RelayStats};
+use posthouse::{RelaySettings, RelayStats};
 use serde_json::{Map, Value, json};
 
 use super::Served;
-use crate::config::redact_url;
+use crate::health::{self, Health, State, seconds};
 use crate::output::span;
 
 /// Partitions of the log that must be ready ahead; without one, publishing fails.
@@ -15,13 +15,21 @@ const PARTITIONS: u32 = 8;
 /// A forward read is never late before this.
 const READ_LEAST: Duration = Duration::from_secs(30);
 
+/// The document tells at most this many destinations: every probe reads it, also when the whole network is down.
+const DESTINATIONS: usize = 200;
+
 /// Whether all is well, and the document that says so.
 pub(super) fn document(served: &Served) -> (bool, Value) {
     let mut ready = !served.draining();
     let mut databases = Map::new();
     for database in &served.databases {
         let (good, told) = match database.stats() {
-            Some(stats) => judge(&stats, &served.settings, Instant::now()),
+            Some(stats) => {
+                let now = Instant::now();
+                let (ready, mut told) = judge(&stats, &served.settings, now);
+                tell_destinations(&mut told, health::all(&stats, &served.routes, now));
+                (ready, told)
+            }
             None => {
                 let why = if served.draining() { "stopped" } else { "starting" };
                 (false, json!({ "ready": false, "reasons": [why] }))
@@ -63,18 +71,6 @@ fn judge(stats: &RelayStats, settings: &RelaySettings, now: Instant) -> (bool, V
     {
         reasons.push(format!("only {ahead} partitions of the message log are ready ahead, {PARTITIONS} are wanted"));
     }
-    let down: Vec<Value> = stats
-        .destinations
-        .iter()
-        .filter_map(|(name, d)| match d.breaker {
-            BreakerState::Open(since) => Some(json!({
-                "destination": redact_url(name),
-                "down_seconds": now.saturating_duration_since(since).as_secs(),
-                "error": d.last_error,
-            })),
-            BreakerState::Closed => None,
-        })
-        .collect();
     let ready = reasons.is_empty();
     let told = json!({
         "ready": ready,
@@ -85,13 +81,22 @@ fn judge(stats: &RelayStats, settings: &RelaySettings, now: Instant) -> (bool, V
         "lease_seconds_left": seconds(lease),
         "forward_read_seconds_ago": read.map(seconds),
         "partitions_ahead": stats.partitions_ahead,
-        "destinations_down": down,
     });
     (ready, told)
 }
 
-fn seconds(d: Duration) -> f64 {
-    (d.as_secs_f64() * 1000.0).round() / 1000.0
+/// Adds every destination that isn't ok. They don't make the relay unready: it does its work, and messages wait for them.
+fn tell_destinations(told: &mut Value, all: Vec<Health>) {
+    let troubled: Vec<&Health> = all.iter().filter(|d| d.state != State::Ok).collect();
+    told["destinations_not_ok_count"] = troubled.len().into();
+    let shown = troubled.iter().take(DESTINATIONS);
+    let shown = shown.map(|d| {
+        json!({
+            "destination": d.destination, "to": d.to, "state": d.state,
+            "since": d.since, "down_seconds": d.down_seconds, "error": d.error,
+        })
+    });
+    told["destinations_not_ok"] = shown.collect();
 }
 
 #[cfg(test)]
@@ -135,6 +140,23 @@ mod tests {
             .is_empty(),
             "an instance without houses reads nothing"
         );
+    }
+
+    #[test]
+    fn at_most_so_many_destinations_are_told_and_all_are_counted() {
+        let now = Instant::now();
+        let mut stats = healthy(now);
+        for n in 0..DESTINATIONS + 5 {
+            let mut down = posthouse::DestinationStats::default();
+            down.breaker = posthouse::BreakerState::Open(now);
+            stats.destinations.insert(format!("d{n}"), down);
+        }
+        stats.destinations.insert("ok".into(), posthouse::DestinationStats::default());
+        let (ready, mut told) = judge(&stats, &RelaySettings::default(), now);
+        tell_destinations(&mut told, health::all(&stats, &Default::default(), now));
+        assert!(ready, "they don't make it unready");
+        assert_eq!(told["destinations_not_ok_count"], DESTINATIONS + 5);
+        assert_eq!(told["destinations_not_ok"].as_array().unwrap().len(), DESTINATIONS);
     }
 
     #[test]

@@ -3,5 +3,7 @@
 mod cli;
 mod config;
 mod demo;
+mod destinations;
 mod relay;
 mod support;
+mod transports;

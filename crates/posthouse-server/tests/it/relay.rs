@@ -181,9 +181,13 @@ fn a_destination_that_is_down_is_told_but_does_not_make_the_relay_unready() {
         let (status, body) = relay.get("/readyz");
         assert_eq!(status, 200, "{body}");
         let told: Value = serde_json::from_str(&body).unwrap();
-        (told["databases"]["main"]["destinations_down"][0]["destination"] == "dead").then_some(told)
+        (told["databases"]["main"]["destinations_not_ok"][0]["destination"] == "dead").then_some(told)
     });
-    assert!(told["databases"]["main"]["destinations_down"][0]["error"].is_string(), "{told}");
+    let dead = &told["databases"]["main"]["destinations_not_ok"][0];
+    assert_eq!((&dead["state"], &dead["to"]), (&json!("down"), &json!("http://127.0.0.1:1/")), "{told}");
+    assert!(dead["error"].as_str().unwrap().contains("127.0.0.1:1") && dead["down_seconds"].is_number(), "{told}");
+    assert!(humantime::parse_rfc3339(dead["since"].as_str().unwrap()).is_ok(), "{told}");
+    assert_eq!(told["databases"]["main"]["destinations_not_ok_count"], 1);
     assert!(relay.get("/metrics").1.contains("posthouse_destination_down{database=\"main\",destination=\"dead\"} 1"));
     relay.signal("TERM");
     assert_eq!(relay.ended().0, 0);

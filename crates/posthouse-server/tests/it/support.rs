@@ -217,7 +217,9 @@ impl Running {
         let reader = std::thread::spawn(move || {
             let mut line = String::new();
             while stderr.read_line(&mut line).is_ok_and(|n| n > 0) {
-                if let Some((_, rest)) = line.split_once("address=") {
+                if line.contains("health and metrics over HTTP")
+                    && let Some((_, rest)) = line.split_once("address=")
+                {
                     // The test may have stopped waiting.
                     let _ = tell.send(rest.split_whitespace().next().unwrap_or_default().to_owned());
                 }

@@ -58,7 +58,7 @@ impl RelayStats {
 }
 
 /// How a destination stands.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct DestinationStats {
     /// Its breaker.
@@ -75,12 +75,15 @@ pub struct DestinationStats {
     pub last_error: Option<String>,
     /// The last confirmation.
     pub last_confirmed: Option<Instant>,
+    /// Why its transport asks to be sent nothing at the moment, though it is connected.
+    pub blocked: Option<String>,
 }
 
 /// Whether a destination is being sent to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BreakerState {
     /// It answers.
+    #[default]
     Closed,
     /// It is down since this moment; one message at a time is tried.
     Open(Instant),
