@@ -193,7 +193,6 @@ impl Destination {
             blocked: self.transport.as_ref().and_then(|t| t.blocked()),
             last_error: self.last_error.clone(),
             last_confirmed: self.last_confirmed,
-            blocked: None,
         }
     }
 }

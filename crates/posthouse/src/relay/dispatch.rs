@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::engine::{Engine, Event, Loaded, State};
 use crate::store::{Attempt, Done, Setback};
-use crate::transport::{Delivery, Outcome, Token, Transport};
+use crate::transport::{Delivery, Outcome, Token, Transport, shown};
 use crate::{Envelope, Error};
 
 /// Messages per load statement.
@@ -194,7 +194,8 @@ impl Engine {
                 let Some(transport) = self.destinations[dest].transport.clone() else {
                     let error = format!(
                         "no route or transport for destination {:?} here; add [routes.{:?}] or name a configured transport, then requeue",
-                        self.destinations[dest].name, self.destinations[dest].name
+                        shown(&self.destinations[dest].name),
+                        shown(&self.destinations[dest].name)
                     );
                     self.conclude(id, Duration::ZERO, Outcome::Retry { after: None, error: error.into() });
                     continue;
@@ -338,7 +339,7 @@ impl Engine {
             "{} processes died while sending this message (relay.max_claims); look at what its receiver or handler does with it, then requeue",
             row.thin.claims
         );
-        tracing::error!(id, destination = row.thin.destination, "{error}");
+        tracing::error!(id, destination = shown(&row.thin.destination), "{error}");
         let setback = Setback {
             row: Done { house: row.thin.house, id, version: row.thin.version },
             attempts: row.thin.attempts,

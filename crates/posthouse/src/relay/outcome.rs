@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::engine::{Engine, Event, State};
 use crate::error::storable;
 use crate::store::{Attempt, Done, Setback};
-use crate::transport::{Answer, Failure, Outcome};
+use crate::transport::{Answer, Failure, Outcome, shown};
 use crate::{Error, ErrorKind};
 
 /// Error text kept per attempt, in bytes.
@@ -58,7 +58,7 @@ impl Engine {
                 self.shared.stats().unavailable += 1;
                 if self.destinations[dest].down(&failure.error, now) {
                     tracing::warn!(
-                        destination = self.destinations[dest].name,
+                        destination = shown(&self.destinations[dest].name),
                         error = failure.error,
                         "destination is down; its messages wait, no attempts are counted"
                     );

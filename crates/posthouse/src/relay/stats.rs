@@ -69,8 +69,6 @@ pub struct DestinationStats {
     pub waiting: u32,
     /// Messages confirmed.
     pub delivered: u64,
-    /// Why its receiver, though connected, asks to be sent nothing at the moment.
-    pub blocked: Option<String>,
     /// The last error, while nothing was confirmed since.
     pub last_error: Option<String>,
     /// The last confirmation.

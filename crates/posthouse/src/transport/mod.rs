@@ -256,6 +256,15 @@ impl Delivery {
     }
 }
 
+/// A destination as it may stand in logs and in what health tells: URLs without user, password, query and fragment, where
+/// secrets are.
+pub(crate) fn shown(destination: &str) -> String {
+    let Some((scheme, rest)) = destination.split_once("://") else { return destination.to_owned() };
+    // A password may contain what usually ends it.
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{}", rest.split(['?', '#']).next().unwrap_or_default())
+}
+
 /// The scheme of `transport:address`.
 pub(crate) fn scheme_of(to: &str) -> &str {
     to.split_once(':').map_or("", |(scheme, _)| scheme)
@@ -301,5 +310,23 @@ impl Drop for Token {
             after: None,
             error: "the transport dropped this message without an answer (a panic or a lost task)".into(),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shown_destinations_keep_no_secrets() {
+        for (destination, expected) in [
+            ("orders", "orders"),
+            ("amqp:shop/order.placed", "amqp:shop/order.placed"),
+            ("https://hooks.example/a/b?key=hunter2#x", "https://hooks.example/a/b"),
+            ("https://u:hunter#2@hooks.example/a", "https://hooks.example/a"),
+            ("internal:http://u:p@10.0.0.1/", "internal:http://10.0.0.1/"),
+        ] {
+            assert_eq!(shown(destination), expected);
+        }
     }
 }
