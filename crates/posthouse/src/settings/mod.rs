@@ -118,6 +118,12 @@ impl Route {
             out.push(("rate".into(), format!("{rate}, must be more than 0 per second")));
         }
         out.extend(self.cloudevents.iter().flat_map(CloudEvents::problems));
+        let structured = self.cloudevents.as_ref().is_some_and(|c| c.mode == CloudEventsMode::Structured);
+        if structured && self.http.content_type.is_some() {
+            let why =
+                "can't be set where cloudevents.mode is structured, which has a content type of its own; remove one of the two";
+            out.push(("http.content_type".into(), why.into()));
+        }
         out.extend(self.rabbitmq.problems());
         out
     }
@@ -232,7 +238,13 @@ pub struct HttpRoute {
 
 impl Default for HttpRoute {
     fn default() -> Self {
-        Self { method: "POST".into(), content_type: None, authorization: None, headers: Default::default(), signing_keys: Vec::new() }
+        Self {
+            method: "POST".into(),
+            content_type: None,
+            authorization: None,
+            headers: Default::default(),
+            signing_keys: Vec::new(),
+        }
     }
 }
 
@@ -374,6 +386,29 @@ mod tests {
         assert_eq!(r.wait(3, 1.0), Duration::from_secs(4));
         assert_eq!(r.wait(5, 1.0), Duration::from_secs(10));
         assert_eq!(r.wait(u32::MAX, 0.0), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn cloudevents_settings_that_cannot_hold_are_named() {
+        let fields = |r: Route| r.problems().into_iter().map(|(field, _)| field).collect::<Vec<_>>();
+        let route = |c: CloudEvents| Route::to("https://example.com/").cloudevents(c);
+        let none: [&str; 0] = [];
+        for source in ["/shop", "https://example.com/shop?a=b#c", "urn:uuid:6e8bc430-9c3a-11d9-9669-0800200c9a66", "mailto:a@b.c"]
+        {
+            assert_eq!(fields(route(CloudEvents::binary(source))), none, "{source}");
+        }
+        let long = "x".repeat(256);
+        for source in ["", "a b", "a\nb", "/ä", "<a>", &long] {
+            assert_eq!(fields(route(CloudEvents::binary(source))), ["cloudevents.source"], "{source}");
+        }
+        let no_type = CloudEvents { default_type: String::new(), ..CloudEvents::default() };
+        assert_eq!(fields(route(no_type)), ["cloudevents.default_type"]);
+        let override_type = |mut r: Route| {
+            r.http.content_type = Some("text/plain".into());
+            r
+        };
+        assert_eq!(fields(override_type(route(CloudEvents::binary("/shop")))), none);
+        assert_eq!(fields(override_type(route(CloudEvents::structured("/shop")))), ["http.content_type"]);
     }
 
     #[test]

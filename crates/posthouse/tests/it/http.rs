@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use posthouse::testing::{deliver, deliver_batch};
 use posthouse::transport::{Failure, Http, HttpSettings, Outcome};
-use posthouse::{Envelope, Error, HttpRoute, Route};
+use posthouse::{CloudEvents, Envelope, Error, HttpRoute, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -316,6 +316,66 @@ async fn the_request_carries_route_and_message() {
     ]
     .into();
     assert_eq!(seen.headers.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect::<BTreeMap<_, _>>(), expected);
+}
+
+#[tokio::test]
+async fn a_route_can_send_cloudevents_in_both_modes() {
+    let mut m = Envelope::for_test("orders", r#"{"sku":"A1"}"#);
+    m.content_type = "application/json".into();
+    m.message_id = "id %\"\u{e4}".into();
+    m.key = Some("customer 7".into());
+    m.created_at = std::time::UNIX_EPOCH + Duration::from_millis(1_522_949_420_089);
+    m.headers = [
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        // An extension of the publisher's own.
+        ("ce-comexampletenant", "acme"),
+        ("ce-id", "forged"),
+        ("Ce-Source", "forged"),
+        ("ce-time", "forged"),
+        ("ce-datacontenttype", "text/forged"),
+    ]
+    .into_iter()
+    .collect();
+
+    let server = Server::new(status("200 OK", "", "")).await;
+    let route = Route::to(server.url("/")).cloudevents(CloudEvents::binary("https://example.com/shop"));
+    assert_eq!(deliver(&http(), m.clone(), route, PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    assert_eq!((seen.header("content-type"), &*seen.body), (Some("application/json"), &br#"{"sku":"A1"}"#[..]));
+    let attributes: BTreeMap<_, _> =
+        seen.headers.iter().filter_map(|(name, v)| Some((name.strip_prefix("ce-")?, v.as_str()))).collect();
+    let expected = [
+        ("comexampletenant", "acme"),
+        ("id", "id%20%25%22%C3%A4"),
+        ("partitionkey", "customer%207"),
+        ("source", "https://example.com/shop"),
+        ("specversion", "1.0"),
+        ("time", "2018-04-05T17:30:20.089Z"),
+        ("type", "message"),
+    ];
+    assert_eq!(attributes, expected.into());
+    assert_eq!(seen.header("traceparent"), m.headers.get("traceparent"));
+
+    let server = Server::new(status("200 OK", "", "")).await;
+    let mut route = Route::to(server.url("/")).cloudevents(CloudEvents::structured("/shop"));
+    route.http.headers.insert("Content-Type".into(), "text/forged".into());
+    assert_eq!(deliver(&http(), m.clone(), route, PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    assert_eq!(seen.header("content-type"), Some("application/cloudevents+json; charset=UTF-8"));
+    assert!(seen.header("ce-id").is_none() && seen.header("ce-time").is_none(), "{seen:?}");
+    let expected = serde_json::json!({
+        "specversion": "1.0", "id": "id %\"\u{e4}", "source": "/shop", "type": "message", "time": "2018-04-05T17:30:20.089Z",
+        "partitionkey": "customer 7", "datacontenttype": "application/json",
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "data": { "sku": "A1" },
+    });
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&seen.body).unwrap(), expected);
+
+    // What can't be a CloudEvent is told, not mended.
+    m.key = Some("a\nb".into());
+    let route = Route::to(server.url("/")).cloudevents(CloudEvents::default());
+    let failure = rejected(deliver(&http(), m, route, PATIENCE).await);
+    assert!(failure.error.contains("\"partitionkey\""), "{}", failure.error);
+    assert_eq!(server.seen().len(), 1);
 }
 
 #[tokio::test]

@@ -102,6 +102,10 @@ impl HttpSettings {
 ///
 /// In id, type and key, `%` and every byte that is not visible ASCII are percent-encoded.
 ///
+/// With [`Route::cloudevents`](crate::Route::cloudevents) the attributes of a CloudEvent come as `ce-…` headers, encoded as the HTTP binding of
+/// CloudEvents says, or the body is the whole event. A message's own `ce-…` headers are sent along as further attributes, except
+/// those named like the ones that are set here.
+///
 /// # The outcome
 /// The status decides as soon as it is there, even if the rest of the response is slow, endless or broken off; the body is
 /// only kept for people to read.

@@ -1,11 +1,18 @@
 //! Makes the HTTP request of a delivery.
 
+use std::borrow::Cow;
+
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Method, Request, Url};
 
 use super::address::Rule;
 use crate::error::storable;
+use crate::settings::CloudEventsMode;
 use crate::transport::Delivery;
+use crate::transport::content::{Content, content, is_attribute, percent_encoded};
+
+/// What the HTTP binding of CloudEvents puts before the name of an attribute.
+const ATTRIBUTE: &str = "ce-";
 
 /// Headers that belong to the connection or frame the body: neither a message nor a route can set them.
 const CONNECTION: [&str; 11] = [
@@ -44,41 +51,57 @@ pub(super) fn build(client: &Client, rule: &Rule, delivery: &mut Delivery) -> Re
     };
     // The builder turns user and password of the URL into an Authorization header, which the route's replaces.
     let mut request = client.request(method, url).build().map_err(|e| format!("can't make the request: {}", e.without_url()))?;
-    set_headers(request.headers_mut(), delivery)?;
-    if delivery.envelope.payload.is_empty() && matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) {
+    let content = content(delivery)?;
+    set_headers(request.headers_mut(), delivery, &content)?;
+    let written = match content.payload {
+        Cow::Owned(body) => Some(body),
+        Cow::Borrowed(_) => None,
+    };
+    let body = written.unwrap_or_else(|| std::mem::take(&mut delivery.envelope.payload));
+    if body.is_empty() && matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH) {
         // Left out by the client for an empty body, without which some servers answer 411 (RFC 9110, 8.6).
         request.headers_mut().insert(CONTENT_LENGTH, 0.into());
     }
-    *request.body_mut() = Some(std::mem::take(&mut delivery.envelope.payload).into());
+    *request.body_mut() = Some(body.into());
     Ok(request)
 }
 
 /// Later ones replace earlier ones of the same name: what identifies the message comes last.
-fn set_headers(headers: &mut HeaderMap, delivery: &Delivery) -> Result<(), String> {
+fn set_headers(headers: &mut HeaderMap, delivery: &Delivery, content: &Content<'_>) -> Result<(), String> {
     let message = &delivery.envelope;
     let route = &delivery.route.http;
 
-    headers.insert(CONTENT_TYPE, text("the message's content type", &message.content_type)?);
-    for (name, content) in &route.headers {
+    headers.insert(CONTENT_TYPE, text("the message's content type", &content.content_type)?);
+    for (name, value) in &route.headers {
         let what = || format!("the route's header {:?}", storable(name, 100));
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{}: the name is not allowed in HTTP", what()))?;
         if CONNECTION.contains(&name.as_str()) {
             return Err(format!("{} belongs to the connection and can't be set; remove it", what()));
         }
-        headers.insert(name, secret(&what(), content)?);
+        headers.insert(name, secret(&what(), value)?);
     }
-    if let Some(content_type) = &route.content_type {
+    // A structured event says itself what its data is.
+    let structured = delivery.route.cloudevents.as_ref().is_some_and(|c| c.mode == CloudEventsMode::Structured);
+    if structured {
+        headers.insert(CONTENT_TYPE, text("the content type", &content.content_type)?);
+    } else if let Some(content_type) = &route.content_type {
         headers.insert(CONTENT_TYPE, text("the route's http.content_type", content_type)?);
     }
     if let Some(authorization) = &route.authorization {
         headers.insert(AUTHORIZATION, secret("the route's http.authorization", authorization)?);
     }
-    for (name, content) in message.headers.iter() {
+    for (name, value) in message.headers.iter() {
         let what = || format!("the message's header {:?}", storable(name, 100));
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{}: the name is not allowed in HTTP", what()))?;
-        if !is_ours(name.as_str()) {
-            headers.insert(name, text(&what(), content)?);
+        if !is_ours(name.as_str()) && !is_attribute(&delivery.route, ATTRIBUTE, name.as_str()) {
+            headers.insert(name, text(&what(), value)?);
         }
+    }
+
+    for (name, value) in &content.attributes {
+        let what = format!("the CloudEvents attribute {name:?}");
+        let name = HeaderName::from_bytes(format!("{ATTRIBUTE}{name}").as_bytes()).map_err(|e| format!("{what}: {e}"))?;
+        headers.insert(name, text(&what, &percent_encoded(value))?);
     }
 
     let id = encoded(message.message_id.as_str());
