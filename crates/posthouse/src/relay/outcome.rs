@@ -60,6 +60,10 @@ impl Engine {
                 self.put_back(id);
                 self.shed(dest);
             }
+            Outcome::NoAnswer(failure) if self.destinations[dest].is_down() => {
+                self.conclude(id, took, Outcome::Unavailable(failure));
+            }
+            Outcome::NoAnswer(error) => self.failed_attempt(id, took, error, Some(None)),
             Outcome::HeldBack => self.put_back(id),
             Outcome::Retry { after, error } => self.failed_attempt(id, took, error, Some(after)),
             Outcome::Rejected(error) => self.failed_attempt(id, took, error, None),

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthouse::testing::{deliver, deliver_batch};
+use posthouse::transport::webhook::{Refused, Verifier};
 use posthouse::transport::{Failure, Http, HttpSettings, Outcome};
 use posthouse::{CloudEvents, Envelope, Error, HttpRoute, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
@@ -212,6 +213,14 @@ fn unavailable(outcome: Outcome) -> Failure {
     }
 }
 
+#[track_caller]
+fn no_answer(outcome: Outcome) -> Failure {
+    match outcome {
+        Outcome::NoAnswer(failure) => failure,
+        other => panic!("expected NoAnswer, got {other:?}"),
+    }
+}
+
 #[tokio::test]
 async fn the_status_decides() {
     let http = http();
@@ -379,6 +388,58 @@ async fn a_route_can_send_cloudevents_in_both_modes() {
 }
 
 #[tokio::test]
+async fn requests_are_signed_with_every_key_of_the_route() {
+    let (old, new) = ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD");
+    let other = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+    let signed = |server: &Server, keys: &[&str]| {
+        let mut route = Route::to(server.url("/"));
+        route.http.signing_keys = keys.iter().map(|&k| k.to_owned()).collect();
+        route
+    };
+    let forged = |mut m: Envelope| {
+        for name in ["webhook-id", "Webhook-Timestamp", "webhook-signature"] {
+            m.headers.insert(name, "forged");
+        }
+        m
+    };
+    let headers =
+        |seen: &Seen| ["webhook-id", "webhook-timestamp", "webhook-signature"].map(|n| seen.header(n).map(str::to_owned));
+
+    let server = Server::new(status("200 OK", "", "")).await;
+    let mut m = forged(Envelope::for_test("orders", vec![0, 0xff, b'{']));
+    m.message_id = "a.b %".into();
+    assert_eq!(deliver(&http(), m.clone(), signed(&server, &[old, new]), PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    let [Some(id), Some(time), Some(signatures)] = headers(&seen) else { panic!("{seen:?}") };
+    assert_eq!((&*id, seen.header("posthouse-message-id"), signatures.split(' ').count()), ("a%2Eb%20%25", Some("a.b%20%25"), 2));
+    for keys in [&[old][..], &[new], &[other, new]] {
+        Verifier::new(keys).unwrap().verify(&id, &time, &signatures, &seen.body).unwrap();
+    }
+    let verify = |keys: &[&str], id: &str, body: &[u8]| Verifier::new(keys).unwrap().verify(id, &time, &signatures, body);
+    assert_eq!(verify(&[other], &id, &seen.body), Err(Refused::NoMatch));
+    assert_eq!(verify(&[old], "another", &seen.body), Err(Refused::NoMatch));
+    assert_eq!(verify(&[old], &id, b"another"), Err(Refused::NoMatch));
+
+    // What is signed is what is sent, also where that is not the payload.
+    let server = Server::new(status("200 OK", "", "")).await;
+    let route = signed(&server, &[old]).cloudevents(CloudEvents::structured("/shop"));
+    assert_eq!(deliver(&http(), m.clone(), route, PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    let [Some(id), Some(time), Some(signatures)] = headers(&seen) else { panic!("{seen:?}") };
+    Verifier::new([old]).unwrap().verify(&id, &time, &signatures, &seen.body).unwrap();
+
+    // Without keys nothing looks signed.
+    let server = Server::new(status("200 OK", "", "")).await;
+    assert_eq!(deliver(&http(), m.clone(), Route::to(server.url("/")), PATIENCE).await, Outcome::Delivered);
+    assert_eq!(headers(&server.only()), [None, None, None]);
+
+    let route = signed(&server, &["whsec_s3cret"]);
+    assert!(!format!("{route:?}").contains("s3cret"));
+    let error = rejected(deliver(&http(), m, route, PATIENCE).await).error;
+    assert!(error.contains("http.signing_keys") && !error.contains("s3cret"), "{error}");
+}
+
+#[tokio::test]
 async fn the_defaults_are_a_post_of_the_messages_type_and_the_url_may_hold_credentials() {
     let server = Server::new(status("200 OK", "", "")).await;
     let http = http_with(|s| s.user_agent = "courier/2".into());
@@ -476,7 +537,7 @@ async fn the_deadline_holds_for_the_body_too() {
     let timeout = Duration::from_secs(1);
 
     let server = Server::new(Reply::Hang(String::new())).await;
-    let (_, failure) = retry(deliver(&http, message(), Route::to(server.url("/")), timeout).await);
+    let failure = no_answer(deliver(&http, message(), Route::to(server.url("/")), timeout).await);
     assert!(failure.error.contains("no complete response within 1.0s"), "{}", failure.error);
 
     let server = Server::new(Reply::Hang("HTTP/1.1 500 Oops\r\nretry-after: 9\r\ncontent-length: 100\r\n\r\nhalf".into())).await;
@@ -698,7 +759,7 @@ async fn a_hanging_endpoint_is_answered_last_and_alone() {
     let outcomes = deliver_batch(&http(), batch, Duration::from_secs(1)).await;
     assert_eq!(outcomes[0], (1, Outcome::Delivered));
     assert_eq!(outcomes[1].0, 0);
-    assert!(retry(outcomes[1].1.clone()).1.error.contains("no complete response"), "{outcomes:?}");
+    assert!(no_answer(outcomes[1].1.clone()).error.contains("no complete response"), "{outcomes:?}");
 }
 
 #[tokio::test]
