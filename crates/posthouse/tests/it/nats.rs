@@ -297,7 +297,8 @@ async fn users_and_their_permissions() {
     )
     .await;
     let at = |login: &str| broker.url().replace("nats://", &format!("nats://{login}@"));
-    let js = jetstream(&at("boss:b")).await;
+    let boss = async_nats::ConnectOptions::with_user_and_password("boss".into(), "b".into());
+    let js = jetstream::new(boss.connect(broker.url()).await.expect("connect"));
     for subjects in ["open.>", "secret.>"] {
         let config = Config { name: subjects[..4].into(), subjects: vec![subjects.into()], ..Config::default() };
         js.create_stream(config).await.unwrap();
@@ -432,18 +433,16 @@ async fn killed_again_and_again_nothing_is_lost() {
         settings.default_route.concurrency = 200;
         let relay = Relay::builder(&outbox).settings(settings).transport("nats", transport(broker.url())).start().await.unwrap();
         let publish = async {
-            let mut ids = HashSet::new();
-            for n in 0..total {
-                let id = format!("m{n}");
-                let mut m = Message::to(&*destination).id(&*id).payload(n.to_string());
-                // Half of them have no key and may overtake.
-                if n % 2 == 0 {
-                    m = m.key(n % KEYS);
-                }
-                outbox.publish_alone(m).await.unwrap();
-                ids.insert(id);
+            for start in (0..total).step_by(500) {
+                let chunk = (start..total.min(start + 500)).map(|n| {
+                    let m = Message::to(&*destination).id(format!("m{n}")).payload(n.to_string());
+                    // Half of them have no key and may overtake.
+                    if n % 2 == 0 { m.key(n % KEYS) } else { m }
+                });
+                let mut tx = outbox.begin().await.unwrap();
+                outbox.publish_many(&mut tx, chunk).await.unwrap();
+                tx.commit().await.unwrap();
             }
-            ids
         };
         let disturb = async {
             for n in 1..=kills {
@@ -455,7 +454,8 @@ async fn killed_again_and_again_nothing_is_lost() {
                 broker.start().await;
             }
         };
-        let (ids, ()) = tokio::join!(publish, disturb);
+        tokio::join!(publish, disturb);
+        let ids: HashSet<String> = (0..total).map(|n| format!("m{n}")).collect();
         wait_for("all delivered", SOON * 3, async || pending::<Postgres>(&outbox).await == 0).await;
 
         let stored =
