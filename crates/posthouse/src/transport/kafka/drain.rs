@@ -20,9 +20,6 @@ impl Shared {
     pub(super) fn settle(&self, drain: Drain) {
         let Drain { producer, late, .. } = drain;
         let fatal = producer.client().fatal_error();
-        // What a producer that hasn't failed knows (topics that don't exist) is worth keeping. One whose records on the
-        // way were given up is not: they may still arrive.
-        let keep = fatal.is_none() && !late;
         // Errors that concern every record, such as a missing permission, as opposed to the one for a failed batch.
         let of_all = fatal.map(|(code, _)| code).filter(|&code| !answer::is_innocent(code));
 
@@ -62,7 +59,9 @@ impl Shared {
         again.extend(std::mem::take(&mut state.backlog));
         state.backlog = again.into();
         if matches!(state.phase, Phase::Draining(_)) {
-            state.phase = if keep { Phase::Ready(producer) } else { Phase::Idle };
+            // Never the same producer: records were taken from its queue, so to the broker the next one would seem to have
+            // lost its predecessors.
+            state.phase = Phase::Idle;
         }
         drop(state);
         self.changed.notify_waiters();

@@ -364,6 +364,18 @@ impl Shared {
     pub(super) fn on_failure(&self, producer: Option<&Producer>, sent: Arc<Sent>, code: Code) {
         if self.kind == Kind::Pipelined {
             let mut state = self.state();
+            let ready = matches!(state.phase, Phase::Ready(_));
+            if ready && matches!(code, Code::UnknownTopic | Code::UnknownPartition | Code::TopicAuthorizationFailed) {
+                // Of the topic as a whole, found out before anything was sent: every record of it fails, nothing overtakes.
+                let Some(delivery) = sent.take() else { return };
+                if key_of(&delivery).is_some_and(|key| state.stopped.contains_key(&key)) {
+                    delivery.held_back();
+                } else {
+                    let outcome = self.outcome(code, delivery.address());
+                    self.fail(&mut state, delivery, outcome);
+                }
+                return;
+            }
             state.failed.push((sent, code));
             if let Phase::Ready(producer) = &state.phase {
                 let producer = producer.clone();

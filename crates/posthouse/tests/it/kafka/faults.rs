@@ -1,0 +1,1 @@
+//! Brokers that die and come back.
