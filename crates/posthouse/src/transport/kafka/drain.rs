@@ -27,7 +27,7 @@ impl Shared {
         failed.sort_unstable_by_key(|(sent, _)| sent.number);
         let mut again = Vec::new();
         let mut keys_again = HashSet::new();
-        let mut prober = None;
+        let mut prober = self.prober();
         for (sent, code) in failed {
             let Some(delivery) = sent.take() else { continue };
             let key = key_of(&delivery);
@@ -69,7 +69,7 @@ impl Shared {
 }
 
 /// Sends single records of a refused batch, one after the other.
-struct Prober(Result<BaseProducer<Verdict>, KafkaError>);
+pub(super) struct Prober(Result<BaseProducer<Verdict>, KafkaError>);
 
 /// The record that was reported on last, by its number, and what came of it.
 #[derive(Default)]
@@ -104,6 +104,8 @@ impl Prober {
         let mut config = shared.settings.config(Kind::Alone, Duration::ZERO);
         // Nothing comes that waiting would join to it.
         config.remove("queue.buffering.max.ms").set("linger.ms", "0").set("message.timeout.ms", "0");
+        // One at a time keeps its order without, and librdkafka takes half a second to become idempotent.
+        config.set("enable.idempotence", "false").remove("max.in.flight.requests.per.connection");
         Self(config.create_with_context(Verdict::default()))
     }
 

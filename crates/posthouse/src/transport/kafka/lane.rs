@@ -12,6 +12,7 @@ use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig};
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
+use super::drain::Prober;
 use super::producer::{self, Producer, Sent, Trouble};
 use super::settings::{KafkaSettings, Lane as Kind};
 use super::{answer, record};
@@ -24,8 +25,11 @@ const POLL: Duration = Duration::from_millis(20);
 /// How long a poll waits while somebody waits for its end.
 const POLL_DRAINING: Duration = Duration::from_millis(1);
 
+/// A delivery is answered this long before its deadline at most.
+const EARLIER: Duration = Duration::from_millis(100);
+
 /// Records that a drain has left in the queue (sent back by retries) are given up again after this time.
-const PURGE_AGAIN: Duration = Duration::from_millis(500);
+const PURGE_AGAIN: Duration = Duration::from_millis(50);
 
 /// After this many records in a row a sending task lets others run.
 const YIELD: usize = 256;
@@ -60,8 +64,10 @@ pub(super) struct Shared {
     /// Records whose report has not come.
     pub(super) unreported: AtomicUsize,
     pub(super) trouble: Trouble,
-    /// Where records of refused batches go.
+    /// Where records of refused batches go from an ordinary lane.
     alone: Option<Lane>,
+    /// And from a pipelined one; made when it is needed first.
+    prober: Mutex<Option<Prober>>,
 }
 
 #[derive(Default)]
@@ -131,6 +137,7 @@ impl Lane {
             unreported: AtomicUsize::new(0),
             trouble: Trouble::default(),
             alone,
+            prober: Mutex::default(),
         });
         let name = match kind {
             Kind::Ordinary => "kafka",
@@ -152,21 +159,21 @@ impl Lane {
             if n % YIELD == YIELD - 1 {
                 tokio::task::yield_now().await;
             }
-            while let Err(NotNow(refused)) = self.shared.offer(delivery) {
+            let by = answer_by(&delivery);
+            while let Err(NotNow(refused)) = self.shared.offer(delivery, by) {
                 delivery = refused;
-                let deadline = delivery.deadline();
                 self.shared.waiting.fetch_add(1, SeqCst);
                 let mut changed = pin!(self.shared.changed.notified());
                 changed.as_mut().enable();
                 // It may have become possible before we began to listen.
-                let again = self.shared.offer(delivery);
+                let again = self.shared.offer(delivery, by);
                 let Err(NotNow(refused)) = again else {
                     self.shared.waiting.fetch_sub(1, SeqCst);
                     break;
                 };
                 delivery = refused;
                 // Its time may be up: then the next offer answers it.
-                let _ = timeout_at(deadline.into(), changed).await;
+                let _ = timeout_at(by.into(), changed).await;
                 self.shared.waiting.fetch_sub(1, SeqCst);
             }
         }
@@ -197,6 +204,11 @@ impl Shared {
 
     fn is_empty(&self) -> bool {
         self.unreported.load(SeqCst) == 0 && self.state().backlog.is_empty()
+    }
+
+    /// Only the lane's thread asks.
+    pub(super) fn prober(&self) -> MutexGuard<'_, Option<Prober>> {
+        self.prober.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn wait_until(&self, deadline: tokio::time::Instant, holds: impl Fn(&Self) -> bool) {
@@ -231,15 +243,16 @@ impl Shared {
     }
 
     /// Takes a delivery: into the producer's queue, or to its answer.
-    fn offer(&self, delivery: Delivery) -> Result<(), NotNow> {
+    fn offer(&self, delivery: Delivery, by: Instant) -> Result<(), NotNow> {
         let mut state = self.state();
         if let Some(delivery) = self.held_back(&mut state, delivery) {
-            if delivery.time_left().is_zero() {
-                self.fail(
-                    &mut state,
-                    delivery,
-                    self.unavailable("no place in the producer's queue by the deadline (relay.send_timeout)"),
-                );
+            if Instant::now() >= by {
+                let why = match state.phase {
+                    Phase::Ready(_) => "no place in the producer's queue by the deadline (relay.send_timeout)",
+                    _ => "the producer was being replaced until the deadline (relay.send_timeout)",
+                };
+                let outcome = self.unavailable(why);
+                self.fail(&mut state, delivery, outcome);
                 return Ok(());
             }
             if !state.backlog.is_empty() {
@@ -303,7 +316,7 @@ impl Shared {
                 return Ok(());
             }
         };
-        let deadline = delivery.deadline();
+        let deadline = answer_by(&delivery);
         let fits = |b: &Batch| b.sent.len() < BATCH && b.deadline <= deadline && deadline < b.deadline + POLL;
         if !state.batches.back().is_some_and(fits) {
             state.batches.push_back(Batch { deadline, late: false, sent: Vec::new(), unanswered: Arc::default() });
@@ -477,6 +490,11 @@ enum NotProduced {
     Code(Code),
 }
 
+/// A little before the relay gives up, so that this answer, which says more, comes first.
+fn answer_by(delivery: &Delivery) -> Instant {
+    delivery.deadline() - (delivery.time_left() / 20).min(EARLIER)
+}
+
 /// What keeps its order.
 pub(super) fn key_of(delivery: &Delivery) -> Option<(String, String)> {
     delivery.message().key.as_ref().map(|key| (delivery.address().to_owned(), key.clone()))
@@ -579,6 +597,6 @@ fn finish(shared: &Shared, producer: Option<Arc<Producer>>) {
         delivery.answer(outcome.clone());
     }
     shared.changed.notify_waiters();
-    // Takes a moment: its threads end and connections close.
+    shared.prober().take();
     drop(producer);
 }
