@@ -56,6 +56,13 @@ impl Shared {
         drop(prober);
 
         let mut state = self.state();
+        state.opened.clear();
+        for (key, waiting) in std::mem::take(&mut state.opening) {
+            let stopped = state.stopped.contains_key(&key);
+            for delivery in waiting {
+                if stopped { delivery.held_back() } else { again.push(delivery) }
+            }
+        }
         again.extend(std::mem::take(&mut state.backlog));
         state.backlog = again.into();
         if matches!(state.phase, Phase::Draining(_)) {

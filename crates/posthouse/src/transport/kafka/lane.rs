@@ -1,7 +1,7 @@
 //! One producer with everything around it: taking records, answering deliveries, deadlines, and a new producer after a
 //! fatal error. Each lane has a thread, which is the only one that polls.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,13 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// How long a poll waits while somebody waits for its end.
 const POLL_DRAINING: Duration = Duration::from_millis(1);
+
+/// A key counts as opened for this long at most; brokers know a producer for a day after its last record
+/// (`producer.id.expiration.ms`).
+const OPENED: Duration = Duration::from_secs(3600);
+
+/// So many opened keys are remembered. One that is forgotten costs its next record a round trip.
+const OPENED_KEYS: usize = 100_000;
 
 /// A delivery is answered this long before its deadline at most.
 const EARLIER: Duration = Duration::from_millis(100);
@@ -78,7 +85,12 @@ pub(super) struct State {
     /// Failed records of a pipelined lane, until all have been reported on.
     pub(super) failed: Vec<(Arc<Sent>, Code)>,
     /// Topics and keys of which a message failed and the next one that follows none hasn't come, with the time.
-    pub(super) stopped: HashMap<(String, String), Instant>,
+    pub(super) stopped: HashMap<Key, Instant>,
+    /// Topics and keys of a pipelined lane whose partition has confirmed something of this producer; see `put`.
+    pub(super) opened: HashSet<Key>,
+    opened_since: Option<Instant>,
+    /// Topics and keys that are not opened and of which one record is under way, and what waits for its report.
+    pub(super) opening: HashMap<Key, VecDeque<Delivery>>,
     batches: VecDeque<Batch>,
     records: u64,
     /// The first deadline that the producer to be made will see.
@@ -106,6 +118,9 @@ pub(super) struct Drain {
     pub(super) late: bool,
     since: Instant,
 }
+
+/// A topic and a message key: what keeps its order.
+pub(super) type Key = (String, String);
 
 /// Deliveries that are watched together.
 struct Batch {
@@ -316,6 +331,19 @@ impl Shared {
                 return Ok(());
             }
         };
+        let mut opens = None;
+        if self.kind == Kind::Pipelined
+            && let Some(key) = key_of(&delivery)
+            && !state.opened.contains(&key)
+        {
+            // A broker that has confirmed something of a producer in a partition refuses batches that aren't its next, so
+            // those behind a refused one. One that knows nothing of it yet takes any: then a key has one record under way.
+            if let Some(waiting) = state.opening.get_mut(&key) {
+                waiting.push_back(delivery);
+                return Ok(());
+            }
+            opens = Some(key);
+        }
         let deadline = answer_by(&delivery);
         let fits = |b: &Batch| b.sent.len() < BATCH && b.deadline <= deadline && deadline < b.deadline + POLL;
         if !state.batches.back().is_some_and(fits) {
@@ -328,6 +356,7 @@ impl Shared {
         let error = match self.produce(&producer, &sent) {
             Ok(()) => {
                 batch.sent.push(sent);
+                state.opening.extend(opens.map(|key| (key, VecDeque::new())));
                 return Ok(());
             }
             Err(error) => error,
@@ -373,6 +402,22 @@ impl Shared {
         }
     }
 
+    /// A record was confirmed.
+    pub(super) fn on_success(&self, delivery: &Delivery) {
+        if self.kind != Kind::Pipelined {
+            return;
+        }
+        let mut state = self.state();
+        if state.opening.is_empty() {
+            return;
+        }
+        let Some((key, waiting)) = key_of(delivery).and_then(|key| state.opening.remove_entry(&key)) else { return };
+        state.opened.insert(key);
+        state.backlog.extend(waiting);
+        drop(state);
+        self.work_off();
+    }
+
     /// A record failed after it was queued.
     pub(super) fn on_failure(&self, producer: Option<&Producer>, sent: Arc<Sent>, code: Code) {
         if self.kind == Kind::Pipelined {
@@ -381,11 +426,15 @@ impl Shared {
             if ready && matches!(code, Code::UnknownTopic | Code::UnknownPartition | Code::TopicAuthorizationFailed) {
                 // Of the topic as a whole, found out before anything was sent: every record of it fails, nothing overtakes.
                 let Some(delivery) = sent.take() else { return };
-                if key_of(&delivery).is_some_and(|key| state.stopped.contains_key(&key)) {
+                let key = key_of(&delivery);
+                if key.as_ref().is_some_and(|key| state.stopped.contains_key(key)) {
                     delivery.held_back();
                 } else {
                     let outcome = self.outcome(code, delivery.address());
                     self.fail(&mut state, delivery, outcome);
+                }
+                for follower in key.and_then(|key| state.opening.remove(&key)).into_iter().flatten() {
+                    follower.held_back();
                 }
                 return;
             }
@@ -429,6 +478,12 @@ impl Shared {
         let mut late = Vec::new();
         let mut any_late = false;
         let mut state = self.state();
+        // Brokers forget producers after a while without records.
+        let since = *state.opened_since.get_or_insert(now);
+        if now.duration_since(since) > OPENED || state.opened.len() > OPENED_KEYS {
+            state.opened.clear();
+            state.opened_since = Some(now);
+        }
         state.batches.retain_mut(|batch| {
             if batch.unanswered.load(Relaxed) == 0 {
                 return false;
@@ -495,8 +550,7 @@ fn answer_by(delivery: &Delivery) -> Instant {
     delivery.deadline() - (delivery.time_left() / 20).min(EARLIER)
 }
 
-/// What keeps its order.
-pub(super) fn key_of(delivery: &Delivery) -> Option<(String, String)> {
+pub(super) fn key_of(delivery: &Delivery) -> Option<Key> {
     delivery.message().key.as_ref().map(|key| (delivery.address().to_owned(), key.clone()))
 }
 
@@ -589,6 +643,7 @@ fn finish(shared: &Shared, producer: Option<Arc<Producer>>) {
     let sent = std::mem::take(&mut state.batches).into_iter().flat_map(|batch| batch.sent);
     let mut left: Vec<_> = sent.filter_map(|sent| sent.take()).collect();
     left.extend(std::mem::take(&mut state.failed).iter().filter_map(|(sent, _)| sent.take()));
+    left.extend(std::mem::take(&mut state.opening).into_values().flatten());
     left.extend(std::mem::take(&mut state.backlog));
     state.phase = Phase::Closed;
     drop(state);

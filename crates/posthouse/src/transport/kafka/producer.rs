@@ -68,6 +68,7 @@ impl ProducerContext<NoCustomPartitioner> for Context {
             Ok(_) => {
                 shared.trouble.clear();
                 if let Some(delivery) = sent.take() {
+                    shared.on_success(&delivery);
                     delivery.delivered();
                 }
             }

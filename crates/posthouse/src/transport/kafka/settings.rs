@@ -97,14 +97,17 @@ impl KafkaSettings {
         config.set("bootstrap.servers", self.brokers.trim());
         config.set("acks", "all");
         config.set("enable.idempotence", "true");
+        // The most with which a broker recognises repeated and missing batches.
+        config.set("max.in.flight.requests.per.connection", "5");
         match lane {
-            // Five is the most with which a broker recognises repeated and missing batches.
-            Lane::Ordinary => config.set("max.in.flight.requests.per.connection", "5"),
-            Lane::Alone => config.set("max.in.flight.requests.per.connection", "5").set("batch.num.messages", "1"),
-            // One: a broker that knows nothing of a producer yet takes any batch as its first, also the one behind a batch
-            // that it has just refused.
-            Lane::Pipelined => config.set("max.in.flight.requests.per.connection", "1").set("enable.gapless.guarantee", "true"),
-        };
+            Lane::Ordinary => {}
+            Lane::Alone => {
+                config.set("batch.num.messages", "1");
+            }
+            Lane::Pipelined => {
+                config.set("enable.gapless.guarantee", "true");
+            }
+        }
         let timeout = match lane {
             // librdkafka sends on behind a record whose time is up, so here none is ever up; see `lane`.
             Lane::Pipelined => Duration::ZERO,
@@ -161,7 +164,7 @@ fn refused(name: &str, value: &str) -> Option<&'static str> {
         "enable.idempotence" => "can't be set: without it a retry inside the client could change the order of a key",
         "enable.gapless.guarantee" => "can't be set: it is on for routes with ordering = \"pipelined\", and only there",
         "max.in.flight" | "max.in.flight.requests.per.connection" => {
-            "can't be set: the order of a key rests on it (5, and 1 for routes with ordering = \"pipelined\")"
+            "can't be set: with more than 5, brokers don't recognise repeated and missing batches"
         }
         "transactional.id" | "transaction.timeout.ms" => {
             "can't be set: records are not sent in transactions; receivers recognise duplicates by posthouse-message-id"
