@@ -1,5 +1,7 @@
 //! Integration tests, one module per behaviour.
 
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod broker;
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
 #[cfg(all(feature = "mysql", feature = "relay"))]

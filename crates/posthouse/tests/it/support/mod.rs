@@ -1,6 +1,7 @@
 //! Fresh tables in real databases, and waiting for conditions.
 #![allow(dead_code, reason = "each test module uses its own part")]
 
+pub(crate) mod broker;
 pub(crate) mod proxy;
 
 use std::time::{Duration, Instant};
