@@ -90,6 +90,6 @@ pub use outbox::{Outbox, OutboxBuilder, Tx, migrate};
 #[cfg(feature = "relay")]
 pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats};
 pub use settings::{
-    CloudEvents, CloudEventsMode, ExchangeType, HttpRoute, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings,
-    Retry, Route,
+    CloudEvents, CloudEventsMode, ExchangeType, HttpRoute, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry,
+    Route,
 };

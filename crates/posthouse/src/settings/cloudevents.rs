@@ -47,7 +47,10 @@ impl CloudEvents {
         let mut out = Vec::new();
         for (field, text) in [("source", &self.source), ("default_type", &self.default_type)] {
             if text.is_empty() || text.len() > crate::message::MAX_NAME || text.contains(char::is_control) {
-                out.push((format!("cloudevents.{field}"), format!("{text:?}, must be 1 to 255 bytes without control characters")));
+                out.push((
+                    format!("cloudevents.{field}"),
+                    format!("{text:?}, must be 1 to 255 bytes without control characters"),
+                ));
             }
         }
         out

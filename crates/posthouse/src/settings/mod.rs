@@ -232,7 +232,13 @@ pub struct HttpRoute {
 
 impl Default for HttpRoute {
     fn default() -> Self {
-        Self { method: "POST".into(), content_type: None, authorization: None, headers: Default::default(), signing_keys: Vec::new() }
+        Self {
+            method: "POST".into(),
+            content_type: None,
+            authorization: None,
+            headers: Default::default(),
+            signing_keys: Vec::new(),
+        }
     }
 }
 

@@ -14,10 +14,7 @@ pub(super) enum Cause {
     /// The connection is lost; in words.
     Connection(String),
     /// The broker closed the channel, with this reply code and text.
-    Channel {
-        code: u16,
-        text: String,
-    },
+    Channel { code: u16, text: String },
 }
 
 /// Whose fault it is that a channel was closed.
@@ -100,7 +97,9 @@ pub(super) fn returned(exchange: impl std::fmt::Display, job: &Job, why: &str) -
     let exchange = exchange.to_string();
     let key = &job.routing_key;
     let error = if exchange.is_empty() {
-        format!("RabbitMQ returned the message ({why}): there is no queue \"{key}\"; declare it, or set rabbitmq.declare = true in the route")
+        format!(
+            "RabbitMQ returned the message ({why}): there is no queue \"{key}\"; declare it, or set rabbitmq.declare = true in the route"
+        )
     } else {
         format!(
             "RabbitMQ returned the message ({why}): no queue is bound to exchange \"{exchange}\" with routing key \"{key}\"; \

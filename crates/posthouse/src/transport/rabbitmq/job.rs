@@ -137,10 +137,15 @@ fn build(delivery: &Delivery) -> Result<Built, String> {
 }
 
 /// Later ones replace earlier ones of the same name: what identifies the message comes last.
-fn headers(delivery: &Delivery, route: &RabbitMqRoute, attributes: &[(&str, std::borrow::Cow<'_, str>)]) -> Result<FieldTable, String> {
+fn headers(
+    delivery: &Delivery,
+    route: &RabbitMqRoute,
+    attributes: &[(&str, std::borrow::Cow<'_, str>)],
+) -> Result<FieldTable, String> {
     let message = delivery.message();
     let name = |name: &str| {
-        ShortString::try_new(name).map_err(|_| format!("a header's name has {} bytes; RabbitMQ takes {MAX_NAME} at most", name.len()))
+        ShortString::try_new(name)
+            .map_err(|_| format!("a header's name has {} bytes; RabbitMQ takes {MAX_NAME} at most", name.len()))
     };
     let mut table = FieldTable::default();
     for (key, value) in &route.headers {
@@ -186,8 +191,9 @@ fn typed(value: &Value) -> Result<AMQPValue, String> {
         Value::Object(entries) => {
             let mut table = FieldTable::default();
             for (name, value) in entries {
-                let name = ShortString::try_new(name.as_str())
-                    .map_err(|_| format!("rabbitmq.headers: a name has {} bytes; RabbitMQ takes {MAX_NAME} at most", name.len()))?;
+                let name = ShortString::try_new(name.as_str()).map_err(|_| {
+                    format!("rabbitmq.headers: a name has {} bytes; RabbitMQ takes {MAX_NAME} at most", name.len())
+                })?;
                 table.insert(name, typed(value)?);
             }
             AMQPValue::FieldTable(table)

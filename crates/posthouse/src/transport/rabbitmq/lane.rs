@@ -218,7 +218,11 @@ impl Lane {
             Ok(Ok(channel)) => channel,
             Ok(Err(e)) => return Err(format!("{} opened no channel: {e}", self.link.broker())),
             Err(_) => {
-                return Err(format!("{} opened no channel within {:?} (connect_timeout)", self.link.broker(), self.link.call_timeout()));
+                return Err(format!(
+                    "{} opened no channel within {:?} (connect_timeout)",
+                    self.link.broker(),
+                    self.link.call_timeout()
+                ));
             }
         };
         self.declared.clear();

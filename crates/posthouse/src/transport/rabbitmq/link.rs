@@ -128,7 +128,9 @@ impl Link {
         uri.query.heartbeat = Some(u16::try_from(self.settings.heartbeat.as_secs()).unwrap_or(u16::MAX));
         let cert_chain = match uri.scheme {
             AMQPScheme::AMQP => None,
-            AMQPScheme::AMQPS => self.settings.certificates().map_err(|why| format!("can't connect to {broker}: ca_file {why}"))?,
+            AMQPScheme::AMQPS => {
+                self.settings.certificates().map_err(|why| format!("can't connect to {broker}: ca_file {why}"))?
+            }
         };
         let tls = OwnedTLSConfig { identity: None, cert_chain };
         let properties = ConnectionProperties::default()
@@ -208,13 +210,18 @@ impl Link {
             ),
             ErrorKind::IOError(e) => match e.kind() {
                 io::ErrorKind::ConnectionRefused => format!("{broker} refused the connection; is it running, and on this port?"),
-                io::ErrorKind::TimedOut => format!("{broker} can't be reached within {:?} (connect_timeout)", self.settings.connect_timeout),
+                io::ErrorKind::TimedOut => {
+                    format!("{broker} can't be reached within {:?} (connect_timeout)", self.settings.connect_timeout)
+                }
                 io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => format!(
                     "{broker} closed the connection during the handshake ({e}); it may be starting or stopping, or not speak {}",
                     self.uri.scheme
                 ),
                 _ if e.to_string().contains("lookup address") => {
-                    format!("the host name {:?} of RabbitMQ can't be resolved ({e}); correct the transport's url", self.uri.authority.host)
+                    format!(
+                        "the host name {:?} of RabbitMQ can't be resolved ({e}); correct the transport's url",
+                        self.uri.authority.host
+                    )
                 }
                 _ => format!("can't connect to {broker}: {e}"),
             },

@@ -94,7 +94,8 @@ impl RabbitMqSettings {
         let Some((_, rest)) = self.url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "amqp" | "amqps")) else {
             return Err("must begin with amqp:// or amqps://".into());
         };
-        let mut uri: AMQPUri = self.url.parse().map_err(|e| format!("is not usable ({e}); write amqp://user:password@host:5672/vhost"))?;
+        let mut uri: AMQPUri =
+            self.url.parse().map_err(|e| format!("is not usable ({e}); write amqp://user:password@host:5672/vhost"))?;
         // The parser takes an IPv6 address for no host at all, which would silently mean localhost.
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
@@ -138,7 +139,15 @@ mod tests {
     fn the_url_is_checked_and_never_shown() {
         assert_eq!(problem("amqp://localhost"), None);
         assert_eq!(problem("amqps://u:p@[::1]:5671/%2F?frame_max=8192"), None);
-        for url in ["", "http://u:secret@h", "amqp:u:secret@h", "amqp://u:secret@h:99999", "amqp://u:secret@h/", "amqp://u:secret@:5672", "amqp://u:secret@h/v?heartbeat=secret"] {
+        for url in [
+            "",
+            "http://u:secret@h",
+            "amqp:u:secret@h",
+            "amqp://u:secret@h:99999",
+            "amqp://u:secret@h/",
+            "amqp://u:secret@:5672",
+            "amqp://u:secret@h/v?heartbeat=secret",
+        ] {
             let why = problem(url).unwrap_or_else(|| panic!("{url} is taken"));
             assert!(!why.contains("secret"), "{why}");
         }

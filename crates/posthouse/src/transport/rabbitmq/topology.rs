@@ -85,6 +85,8 @@ impl Topology {
             Some(queue) => format!("exchange \"{}\" and queue \"{queue}\"", self.exchange),
             None => format!("exchange \"{}\"", self.exchange),
         };
-        format!("RabbitMQ refused to declare {what}: {text}; make the route's rabbitmq settings agree with what is there, or remove rabbitmq.declare")
+        format!(
+            "RabbitMQ refused to declare {what}: {text}; make the route's rabbitmq settings agree with what is there, or remove rabbitmq.declare"
+        )
     }
 }
