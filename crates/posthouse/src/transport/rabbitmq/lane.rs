@@ -15,9 +15,9 @@
 //! of them, and a size limit those above it. Otherwise, the innocent ones must not be charged with an attempt: all go again on
 //! a new channel, one at a time, until one is alone when the channel closes. Those that the broker had taken are sent twice.
 //!
-//! A new channel is *proven* by one message, sent alone, before it gets more: a missing exchange or permission usually shows
-//! there. That matters to the other exchanges: what lapin still holds for a channel that the broker closes can reach the
-//! broker after the channel's end, and for that the broker closes the whole connection.
+//! A new channel is *proven* by one message, sent alone, before it gets more. A missing exchange or permission shows there,
+//! and costs one message's way instead of a whole batch's; and lapin holds nothing more for a channel that the broker has
+//! closed, which would concern the other exchanges: for a publish after the channel's end the broker closes the connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::{Pin, pin};

@@ -18,7 +18,7 @@ pub(super) async fn administer(broker: &Broker, expression: &str) {
     command.env_remove("ERL_LIBS").args(["-address", &address, "-c", "posthouse", "-e"]);
     let mut call = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("erl_call, of Debian's erlang-base");
     let mut stdin = call.stdin.take().expect("stdin");
-    stdin.write_all(expression.as_bytes()).await.expect("write");
+    stdin.write_all(format!("{expression}\n").as_bytes()).await.expect("write");
     drop(stdin);
     let output = call.wait_with_output().await.expect("erl_call");
     let said = String::from_utf8_lossy(&output.stdout);
