@@ -430,7 +430,7 @@ async fn killed_again_and_again_nothing_is_lost() {
         let destination = to(&stream, "a").to;
         let outbox = Postgres::fresh().await;
         let mut settings = quick();
-        settings.default_route.concurrency = 200;
+        settings.default_route.concurrency = Some(200);
         let relay = Relay::builder(&outbox).settings(settings).transport("nats", transport(broker.url())).start().await.unwrap();
         let publish = async {
             for start in (0..total).step_by(500) {
