@@ -365,7 +365,7 @@ impl Shared {
         let Some(delivery) = sent.take() else { return Ok(()) };
         match error {
             NotProduced::Content(why) => self.fail(state, delivery, Outcome::Rejected(why.into())),
-            // The error callback is on its way and begins the drain.
+            // The thread sees the fatal error after its poll, and replaces the producer.
             NotProduced::Code(Code::QueueFull | Code::Fatal) => return Err(NotNow(delivery)),
             NotProduced::Code(code) => {
                 let outcome = self.outcome(code, delivery.address());
@@ -597,6 +597,9 @@ fn run(shared: &Arc<Shared>) {
                 if waited_for {
                     // Only now the places of reported records are free.
                     shared.changed.notify_waiters();
+                }
+                if let Some((_, why)) = producer.client().fatal_error() {
+                    shared.on_fatal(&producer, &why);
                 }
                 shared.expire(Instant::now());
             }
