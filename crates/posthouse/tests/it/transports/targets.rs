@@ -253,7 +253,7 @@ pub(super) struct ToNats {
 
 impl Target for ToNats {
     const CLOUDEVENTS: &'static str = "ce-";
-    const IN_ORDER: bool = true;
+    const IN_ORDER: bool = false;
     const SCHEME: &'static str = "nats";
     type Transport = Nats;
 
