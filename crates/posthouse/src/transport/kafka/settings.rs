@@ -252,7 +252,7 @@ mod tests {
             assert!(found[0].0.contains(name) && found[0].1.contains("can't be set"), "{found:?}");
         }
         assert_eq!(problems("a:1", &[("partitioner", "random")]).len(), 1);
-        assert_eq!(problems("a:1", &[("partitioner", "consistent"), ("linger.ms", "20"), ("compression.type", "zstd")]), []);
+        assert_eq!(problems("a:1", &[("partitioner", "consistent"), ("linger.ms", "20"), ("compression.type", "lz4")]), []);
         assert_eq!(problems("a:1", &[("queue.buffering.max.ms", "20")]), []);
     }
 

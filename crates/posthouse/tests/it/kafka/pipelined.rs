@@ -16,7 +16,7 @@ const LARGE: usize = 30_000;
 /// Which record of a key is too large; none in three of four keys.
 fn large_at(key: usize) -> Option<usize> {
     // 0 is the first record that this producer ever sends to the topic, when a broker knows nothing of it.
-    (key % 4 == 0).then(|| key / 4 * 3 % PER_KEY)
+    key.is_multiple_of(4).then(|| key / 4 * 3 % PER_KEY)
 }
 
 fn payload(key: usize, n: usize) -> Vec<u8> {
