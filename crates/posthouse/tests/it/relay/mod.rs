@@ -1,6 +1,7 @@
 //! The relay on real databases, one behaviour per file.
 
 mod breaker;
+mod clock;
 mod crash;
 mod delivery;
 mod idle;
