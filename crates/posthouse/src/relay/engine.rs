@@ -106,16 +106,56 @@ pub(super) type Loaded = (i64, Result<Envelope, String>);
 /// What a task of the engine came back with.
 #[derive(Debug)]
 pub(super) enum Event {
-    Polled { seq: u64, asked: Vec<(House, i64, i64)>, all: bool, unfiltered: bool, result: Result<Poll, Error> },
-    Due { limit: u32, asked: Vec<(House, i64)>, took: Duration, result: Result<DuePage, Error> },
-    OfKeys { keys: Vec<(House, KeyHash)>, limit: u32, result: Result<Vec<Thin>, Error> },
-    OfDestination { dest: usize, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Vec<Thin>, Error> },
-    Changes { upto: i64, result: Result<Vec<Change>, Error> },
-    Swept { limit: u32, took: Duration, result: Result<Vec<Thin>, Error> },
-    Claimed { ids: Vec<i64>, result: Result<Vec<i64>, Error> },
-    Loaded { ids: Vec<i64>, result: Result<Vec<Loaded>, Error> },
-    Delivered { batch: Vec<Done>, result: Result<Vec<i64>, Error> },
-    SetBack { batch: Vec<Setback>, result: Result<Vec<i64>, Error> },
+    Polled {
+        seq: u64,
+        asked: Vec<(House, i64, i64)>,
+        all: bool,
+        unfiltered: bool,
+        reached_back: Option<Duration>,
+        result: Result<Poll, Error>,
+    },
+    Due {
+        limit: u32,
+        asked: Vec<(House, i64)>,
+        took: Duration,
+        result: Result<DuePage, Error>,
+    },
+    OfKeys {
+        keys: Vec<(House, KeyHash)>,
+        limit: u32,
+        result: Result<Vec<Thin>, Error>,
+    },
+    OfDestination {
+        dest: usize,
+        asked: Vec<(House, i64, i64)>,
+        limit: u32,
+        result: Result<Vec<Thin>, Error>,
+    },
+    Changes {
+        upto: i64,
+        result: Result<Vec<Change>, Error>,
+    },
+    Swept {
+        limit: u32,
+        took: Duration,
+        result: Result<Vec<Thin>, Error>,
+    },
+    Claimed {
+        ids: Vec<i64>,
+        result: Result<Vec<i64>, Error>,
+    },
+    Loaded {
+        ids: Vec<i64>,
+        result: Result<Vec<Loaded>, Error>,
+    },
+    Delivered {
+        batch: Vec<Done>,
+        result: Result<Vec<i64>, Error>,
+    },
+    SetBack {
+        batch: Vec<Setback>,
+        result: Result<Vec<i64>, Error>,
+    },
 }
 
 pub(super) struct Engine {
@@ -178,6 +218,9 @@ pub(super) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let (answers, mut answered) = mpsc::unbounded_channel();
+    if let Some(passed) = shared.store.passed() {
+        passed.clear();
+    }
     let now = Instant::now();
     let mut engine = Engine {
         store: shared.store.clone(),

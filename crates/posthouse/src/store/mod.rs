@@ -17,6 +17,8 @@ use crate::message::Checked;
 mod insert;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(feature = "relay")]
+mod passed;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "relay")]
@@ -25,6 +27,8 @@ mod relay;
 pub(crate) mod sqlite;
 
 pub use insert::{InsertStatement, Param};
+#[cfg(feature = "relay")]
+pub use passed::Passed;
 #[cfg(feature = "relay")]
 pub use relay::*;
 

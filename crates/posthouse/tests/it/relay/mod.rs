@@ -9,6 +9,7 @@ mod instances;
 mod order;
 mod outage;
 mod retry;
+mod snapshot;
 mod starvation;
 
 use std::collections::HashMap;
