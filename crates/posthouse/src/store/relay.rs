@@ -251,6 +251,17 @@ pub struct Upkeep {
     pub created: u32,
     /// Partitions ready ahead of the newest id; None where the log isn't partitioned.
     pub ahead: Option<u32>,
+    /// What keeps messages from being published or sent until a person mends it: one sentence each, with what to do.
+    pub problems: Vec<String>,
+}
+
+/// What a missing trigger means.
+pub(crate) fn no_trigger(tables: &super::Tables, how: &str) -> String {
+    format!(
+        "the trigger {} on {} {how}, so messages are published but never sent; make it again with its statement in `posthouse migrate --print`",
+        tables.text("{=enqueue}"),
+        tables.name("message"),
+    )
 }
 
 /// A message as the lists show it.

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, MySqlPool};
 
 use super::number;
+#[cfg(feature = "relay")]
+use crate::store::no_trigger;
 use crate::store::{SCHEMA_VERSION, Tables};
 use crate::{Error, ErrorKind};
 
@@ -30,6 +32,14 @@ const FIRST: &str = include_str!("0001_first.sql");
 const END: &str = "-- ;;";
 
 // Error numbers.
+#[cfg(feature = "relay")]
+const TABLE_DENIED: u16 = 1142;
+#[cfg(feature = "relay")]
+const COLUMN_DENIED: u16 = 1143;
+#[cfg(feature = "relay")]
+const ROUTINE_DENIED: u16 = 1370;
+#[cfg(feature = "relay")]
+const NO_SUCH_USER: u16 = 1449;
 const NO_SUCH_DATABASE: u16 = 1049;
 const NO_SUCH_TABLE: u16 = 1146;
 const LOCK_WAIT_TIMEOUT: u16 = 1205;
@@ -221,6 +231,49 @@ pub(super) async fn upkeep(conn: &mut MySqlConnection, tables: &Tables) -> Resul
         Err(e) if matches!(number(&e), Some(LOCK_WAIT_TIMEOUT | PARTITION_EXISTS)) => Ok((0, ready)),
         Err(e) => Err(e.into()),
     }
+}
+
+/// What keeps messages from being published or sent. Only a trial tells whether the trigger's account is still there: an account
+/// may not see others. It is rolled back, and costs an id.
+#[cfg(feature = "relay")]
+pub(super) async fn problems(conn: &mut MySqlConnection, tables: &Tables) -> Result<Vec<String>, Error> {
+    use sqlx::Connection;
+
+    let mut tx = conn.begin().await?;
+    let trial = async {
+        // With all the defaults of a plain INSERT but one, to know the house.
+        sqlx::raw_sql(tables.sql("INSERT INTO {message} (destination, message_id) VALUES ('posthouse', 'trial')"))
+            .execute(&mut *tx)
+            .await?;
+        sqlx::query_scalar(tables.sql(
+            "SELECT CAST(EXISTS (SELECT 1 FROM {pending} WHERE house = {house_of}('posthouse', NULL, 'trial') AND id = LAST_INSERT_ID()) AS SIGNED)",
+        ))
+        .fetch_one(&mut *tx)
+        .await
+    };
+    let found: Result<i64, sqlx::Error> = trial.await;
+    tx.rollback().await?;
+    let problem = match found {
+        Ok(0) => no_trigger(tables, "is missing"),
+        Ok(_) => return Ok(Vec::new()),
+        Err(e) => match number(&e) {
+            // May not publish: it is another account's matter, which this one can't tell.
+            Some(TABLE_DENIED | COLUMN_DENIED | ROUTINE_DENIED) => return Ok(Vec::new()),
+            Some(NO_SUCH_USER) => format!(
+                "the account as which the trigger {} runs is gone, so every publish fails ({e}); create that account again with its \
+                 grants, or drop the trigger and make it again with its statement in `posthouse migrate --print`",
+                tables.text("{=enqueue}"),
+            ),
+            _ => {
+                let e = Error::from(e);
+                if matches!(e.kind(), ErrorKind::Conflict | ErrorKind::Unavailable) {
+                    return Err(e);
+                }
+                format!("a message can't be published into {}: {e}", tables.name("message"))
+            }
+        },
+    };
+    Ok(vec![problem])
 }
 
 /// Changes the number of houses under one lock that waits for every publishing transaction and blocks new ones.

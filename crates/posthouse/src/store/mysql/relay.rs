@@ -835,7 +835,8 @@ impl Store for MySqlStore {
             ))
             .execute(&mut *c)
             .await?;
-            Ok(Upkeep { created, ahead: Some(ahead) })
+            let problems = super::migrate::problems(c, &self.tables).await?;
+            Ok(Upkeep { created, ahead: Some(ahead), problems })
         })
     }
 

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
+#[cfg(feature = "relay")]
+use crate::store::no_trigger;
 use crate::store::{SCHEMA_VERSION, Tables};
 use crate::{Error, ErrorKind};
 
@@ -168,6 +170,52 @@ pub(super) async fn upkeep(conn: &mut PgConnection, tables: &Tables) -> Result<(
         }
     }
     Ok((created, ready))
+}
+
+/// What somebody changed about the tables that keeps messages from being published or sent. Reads the catalogue, nothing else.
+#[cfg(feature = "relay")]
+pub(super) async fn problems(conn: &mut PgConnection, tables: &Tables) -> Result<Vec<String>, Error> {
+    // Of the log and of each of its partitions: R fires on replicas only, D not at all.
+    let enabled: Vec<bool> = sqlx::query_scalar(
+        "SELECT t.tgenabled IN ('O', 'A') FROM pg_trigger t LEFT JOIN pg_trigger parent ON parent.oid = t.tgparentid \
+          WHERE coalesce(parent.tgrelid, t.tgrelid) = to_regclass($1) AND coalesce(parent.tgname, t.tgname) = $2",
+    )
+    .bind(tables.name("message"))
+    .bind(tables.text("{=enqueue}"))
+    .fetch_all(&mut *conn)
+    .await?;
+    let mut problems = Vec::new();
+    if enabled.is_empty() {
+        problems.push(no_trigger(tables, "is missing"));
+    } else if enabled.contains(&false) {
+        problems.push(format!(
+            "the trigger {} on {} or one of its partitions is disabled, so messages are published but never sent; \
+             run ALTER TABLE {} ENABLE TRIGGER {}",
+            tables.text("{=enqueue}"),
+            tables.name("message"),
+            tables.name("message"),
+            tables.text("{-enqueue}"),
+        ));
+    }
+    let defaults: Vec<(String, String)> = sqlx::query_as(
+        "SELECT w.name, w.expected FROM unnest($2::text[], $3::text[]) AS w(name, expected) \
+           LEFT JOIN pg_attribute a ON a.attrelid = to_regclass($1) AND a.attname = w.name AND NOT a.attisdropped \
+           LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+          WHERE pg_get_expr(d.adbin, d.adrelid) IS DISTINCT FROM w.expected",
+    )
+    .bind(tables.name("message"))
+    .bind(["message_id", "created_at"])
+    .bind(["(gen_random_uuid())::text", "statement_timestamp()"])
+    .fetch_all(conn)
+    .await?;
+    problems.extend(defaults.into_iter().map(|(column, expected)| {
+        format!(
+            "the default of {}.{column} was changed; run ALTER TABLE {} ALTER {column} SET DEFAULT {expected}",
+            tables.name("message"),
+            tables.name("message"),
+        )
+    }));
+    Ok(problems)
 }
 
 /// Changes the number of houses under one lock that waits for every publishing transaction and blocks new ones.

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, no_trigger, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -645,7 +645,15 @@ impl Store for SqliteStore {
             )))
             .execute(&mut *c)
             .await?;
-            Ok(Upkeep { created: 0, ahead: None })
+            let trigger: bool = sqlx::query_scalar(
+                "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND name = ? AND tbl_name = ?)",
+            )
+            .bind(self.tables.text("{=enqueue}"))
+            .bind(self.tables.text("{=message}"))
+            .fetch_one(&mut *c)
+            .await?;
+            let problems = if trigger { Vec::new() } else { vec![no_trigger(&self.tables, "is missing")] };
+            Ok(Upkeep { created: 0, ahead: None, problems })
         })
     }
 
