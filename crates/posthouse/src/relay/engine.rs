@@ -163,6 +163,8 @@ pub(super) struct Engine {
     pub(super) store: Arc<dyn Store>,
     pub(super) instance: Arc<str>,
     pub(super) houses: HashMap<House, HouseState>,
+    /// How many houses it should own; None before that is known.
+    share: Option<usize>,
     pub(super) rows: HashMap<i64, Row>,
     pub(super) keys: HashMap<(House, KeyHash), KeyQueue>,
     pub(super) destinations: Vec<Destination>,
@@ -226,6 +228,7 @@ pub(super) async fn run(
         store: shared.store.clone(),
         instance: "".into(),
         houses: HashMap::new(),
+        share: None,
         rows: HashMap::new(),
         keys: HashMap::new(),
         destinations: Vec::new(),
@@ -366,7 +369,11 @@ impl Engine {
 
     fn on_house_event(&mut self, event: HouseEvent) {
         match event {
-            HouseEvent::Instance(name) => self.instance = name.into(),
+            HouseEvent::Instance(name) => {
+                self.instance = name.into();
+                self.share = None;
+            }
+            HouseEvent::Share(share) => self.share = Some(share),
             HouseEvent::Gained(taken) => {
                 for t in taken {
                     let rows = self.rows.values().filter(|r| r.thin.house == t.house).count();
@@ -542,6 +549,14 @@ impl Engine {
 
     fn answer_drains(&mut self, now: Instant) {
         if self.drains.is_empty() {
+            return;
+        }
+        // More instances than houses: nothing is this one's to send.
+        if self.houses.is_empty() && self.share == Some(0) && self.lease_until.is_some_and(|until| now < until) {
+            for (_, done) in self.drains.drain(..) {
+                // Whoever asked may have gone.
+                let _ = done.send(());
+            }
             return;
         }
         let moving = |r: &Row| match r.state {
