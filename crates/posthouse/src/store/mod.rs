@@ -3,9 +3,10 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `publish.rs` | inserting messages inside the caller's transaction |
-//! | `migrate.rs` | creating and upgrading the tables, partitions, resizing houses |
+//! | `migrate.rs` | creating and upgrading the tables |
 //! | `relay.rs` | membership, reads, outcomes |
 //! | `admin.rs` | what people look at and change |
+//! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 
 use std::future::Future;
 

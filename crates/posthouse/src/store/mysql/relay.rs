@@ -827,7 +827,7 @@ impl Store for MySqlStore {
 
     fn upkeep(&self) -> Reply<'_, Upkeep> {
         on!(self.work, self.deadline, "upkeep", |c| {
-            let (created, ahead) = super::migrate::upkeep(c, &self.tables).await?;
+            let (created, ahead) = super::upkeep::upkeep(c, &self.tables).await?;
             // An instance's row is only needed while its houses may still name it.
             sqlx::query(self.tables.sql(
                 "DELETE FROM {instance} WHERE lease_until < UTC_TIMESTAMP(6) - INTERVAL 1 DAY \
@@ -835,7 +835,7 @@ impl Store for MySqlStore {
             ))
             .execute(&mut *c)
             .await?;
-            let problems = super::migrate::problems(c, &self.tables).await?;
+            let problems = super::upkeep::problems(c, &self.tables).await?;
             Ok(Upkeep { created, ahead: Some(ahead), problems })
         })
     }
@@ -863,7 +863,7 @@ impl Store for MySqlStore {
     fn resize(&self, houses: u16) -> Reply<'_, u64> {
         // Re-housing a large pending set takes longer than any other call.
         on!(self.work, Duration::from_secs(600).max(self.deadline), "resizing houses", |c| {
-            super::migrate::resize(c, &self.tables, houses, lock_wait(self.deadline)).await
+            super::upkeep::resize(c, &self.tables, houses, lock_wait(self.deadline)).await
         })
     }
 

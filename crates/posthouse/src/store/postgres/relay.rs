@@ -560,7 +560,7 @@ impl Store for PostgresStore {
 
     fn upkeep(&self) -> Reply<'_, Upkeep> {
         on!(self.work, self.deadline, "upkeep", |c| {
-            let (created, ahead) = super::migrate::upkeep(c, &self.tables).await?;
+            let (created, ahead) = super::upkeep::upkeep(c, &self.tables).await?;
             // An instance's row is only needed while its houses may still name it.
             sqlx::query(self.tables.sql(
                 "DELETE FROM {instance} i WHERE i.lease_until < clock_timestamp() - interval '1 day' \
@@ -568,7 +568,7 @@ impl Store for PostgresStore {
             ))
             .execute(&mut *c)
             .await?;
-            let problems = super::migrate::problems(c, &self.tables).await?;
+            let problems = super::upkeep::problems(c, &self.tables).await?;
             Ok(Upkeep { created, ahead: Some(ahead), problems })
         })
     }
@@ -596,7 +596,7 @@ impl Store for PostgresStore {
     fn resize(&self, houses: u16) -> Reply<'_, u64> {
         // Re-housing a large pending set takes longer than any other call.
         on!(self.work, Duration::from_secs(600).max(self.deadline), "resizing houses", |c| {
-            super::migrate::resize(c, &self.tables, houses).await
+            super::upkeep::resize(c, &self.tables, houses).await
         })
     }
 
