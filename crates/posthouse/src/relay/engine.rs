@@ -220,9 +220,7 @@ pub(super) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let (answers, mut answered) = mpsc::unbounded_channel();
-    if let Some(passed) = shared.store.passed() {
-        passed.clear();
-    }
+    shared.store.passed().clear();
     let now = Instant::now();
     let mut engine = Engine {
         store: shared.store.clone(),

@@ -123,9 +123,7 @@ impl Engine {
 
     /// A keyed row was delivered: its follower may go.
     pub(super) fn key_delivered(&mut self, key: &(House, KeyHash), id: i64) {
-        if let Some(passed) = self.store.passed() {
-            passed.delivered(key, id);
-        }
+        self.store.passed().delivered(key, id);
         let Some(queue) = self.keys.get_mut(key) else { return };
         queue.chain.retain(|other| *other != id);
         if queue.active == Some(id) {
@@ -160,9 +158,7 @@ impl Engine {
     pub(super) fn forget_keys(&mut self, gone: impl Fn(House) -> bool) {
         self.keys.retain(|key, _| !gone(key.0));
         self.key_reads.retain(|key| !gone(key.0));
-        if let Some(passed) = self.store.passed() {
-            passed.forget_houses(gone);
-        }
+        self.store.passed().forget_houses(gone);
     }
 
     /// Whether a row that becomes FAILED leaves its key's queue.

@@ -187,10 +187,9 @@ impl Engine {
                 let gone: HashSet<i64> = gone.into_iter().collect();
                 for done in batch {
                     if !gone.contains(&done.id)
-                        && let Some(passed) = self.store.passed()
                         && let Some(key) = self.rows.get(&done.id).and_then(|r| r.key.as_ref())
                     {
-                        passed.leave_out(key);
+                        self.store.passed().leave_out(key);
                     }
                     self.finished(done.id, true);
                 }

@@ -481,11 +481,9 @@ impl Engine {
                 self.reading.fast = None;
                 if let Some(changes) = self.read_result(now, result) {
                     self.reading.changes = Some(upto);
-                    if let Some(passed) = self.store.passed() {
-                        let keys = changes.iter().filter_map(|c| Some((c.house, c.key.clone()?)));
-                        keys.for_each(|key| passed.leave_out(&key));
-                        passed.caught_up(upto);
-                    }
+                    let keys = changes.iter().filter_map(|c| Some((c.house, c.key.clone()?)));
+                    keys.for_each(|key| self.store.passed().leave_out(&key));
+                    self.store.passed().caught_up(upto);
                     for change in changes {
                         if self.rows.get(&change.id).is_some_and(|r| r.state == super::engine::State::Waiting) {
                             if let Some(key) = self.rows.get(&change.id).and_then(|r| r.key.clone()) {
@@ -599,9 +597,7 @@ impl Engine {
         }
         if self.reading.changes.is_none() {
             self.reading.changes = Some(poll.changes);
-            if let Some(passed) = self.store.passed() {
-                passed.caught_up(poll.changes);
-            }
+            self.store.passed().caught_up(poll.changes);
         }
         self.reading.changes_seen = self.reading.changes_seen.max(poll.changes);
         self.reading.interval = if found_new { EAGER } else { (self.reading.interval * 2).min(self.shared.settings.idle_poll) };

@@ -507,10 +507,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn sweep<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Vec<Thin>>;
     /// Rows whose due time has come, after the cursor (due, id).
     fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage>;
-    /// How far keys are done, where reads of this database walk over what was delivered.
-    fn passed(&self) -> Option<&Passed> {
-        None
-    }
+    /// How far keys are done.
+    fn passed(&self) -> &Passed;
 
     /// The lowest rows of each key, as far as they are eligible, of up to `limit` per key. Starts behind what is [`Passed`].
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;

@@ -373,8 +373,8 @@ impl Store for PostgresStore {
         })
     }
 
-    fn passed(&self) -> Option<&Passed> {
-        Some(&self.passed)
+    fn passed(&self) -> &Passed {
+        &self.passed
     }
 
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
