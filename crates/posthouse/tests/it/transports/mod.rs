@@ -1,5 +1,6 @@
 //! What every transport must do, against its real receiver. What is peculiar to one has its own tests.
 
+mod statuses;
 mod targets;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
