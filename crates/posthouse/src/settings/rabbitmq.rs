@@ -34,7 +34,7 @@ pub struct RabbitMqRoute {
 }
 
 /// Types of exchanges.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExchangeType {
     /// Patterns of routing keys.
@@ -49,7 +49,7 @@ pub enum ExchangeType {
 }
 
 /// Types of queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
     /// On one node.

@@ -10,6 +10,8 @@ mod mysql;
 mod other_drivers;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
 mod publish_api;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "rabbitmq", feature = "testing"))]
+mod rabbitmq;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod relay;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
