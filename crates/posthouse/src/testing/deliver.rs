@@ -20,14 +20,25 @@ pub async fn deliver(transport: &dyn Transport, envelope: Envelope, route: Route
 /// Like a relay, it gives up on what is unanswered after `timeout`: those come last, as [`Outcome::Retry`] with the error
 /// `no answer by the deadline`.
 pub async fn deliver_batch(transport: &dyn Transport, batch: Vec<(Envelope, Route)>, timeout: Duration) -> Vec<(usize, Outcome)> {
+    let batch = batch.into_iter().map(|(envelope, route)| (envelope, route, false)).collect();
+    deliver_pipelined(transport, batch, timeout).await
+}
+
+/// Like [`deliver_batch`], with what [`Delivery::follows`] says of each: true where an earlier message of its key is still
+/// in flight, in this batch or from another call. For transports that [pipeline](Transport::pipelines).
+pub async fn deliver_pipelined(
+    transport: &dyn Transport,
+    batch: Vec<(Envelope, Route, bool)>,
+    timeout: Duration,
+) -> Vec<(usize, Outcome)> {
     let deadline = Instant::now() + timeout;
     let (sender, mut answers) = mpsc::unbounded_channel();
     let mut waiting: Vec<usize> = (0..batch.len()).collect();
     let batch = (0..)
         .zip(batch)
-        .map(|(id, (envelope, route))| {
+        .map(|(id, (envelope, route, follows))| {
             let token = Token { id, try_number: 1, answers: Some(sender.clone()) };
-            Delivery::new(envelope, Arc::new(route), deadline, false, token)
+            Delivery::new(envelope, Arc::new(route), deadline, follows, token)
         })
         .collect();
     drop(sender);

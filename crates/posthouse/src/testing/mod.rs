@@ -92,7 +92,7 @@ mod published;
 mod script;
 
 #[cfg(feature = "relay")]
-pub use deliver::{deliver, deliver_batch};
+pub use deliver::{deliver, deliver_batch, deliver_pipelined};
 pub(crate) use published::published_row;
 pub use published::{Published, published, published_in};
 #[cfg(feature = "relay")]

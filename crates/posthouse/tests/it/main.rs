@@ -4,6 +4,8 @@
 mod broker;
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "kafka", feature = "testing"))]
+mod kafka;
 #[cfg(all(feature = "mysql", feature = "relay"))]
 mod mysql;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
