@@ -238,10 +238,7 @@ impl Engine {
             self.deadlines.pop();
             let timeout = self.shared.settings.send_timeout;
             let error = format!("no answer within {timeout:?} (relay.send_timeout)");
-            // Silence is no sign that a destination that was down is up again.
-            let down = self.rows.get(&id).is_some_and(|r| self.destinations[r.dest].is_down());
-            let error = error.into();
-            self.conclude(id, timeout, if down { Outcome::Unavailable(error) } else { Outcome::Retry { after: None, error } });
+            self.conclude(id, timeout, Outcome::NoAnswer(error.into()));
         }
     }
 

@@ -71,6 +71,10 @@ impl Engine {
                 }
                 self.shed(dest);
             }
+            Outcome::NoAnswer(failure) if self.destinations[dest].is_down() => {
+                self.conclude(id, took, Outcome::Unavailable(failure));
+            }
+            Outcome::NoAnswer(error) => self.conclude(id, took, Outcome::Retry { after: None, error }),
             Outcome::Retry { after, error } => self.failed_attempt(id, took, error, Some(after)),
             Outcome::Rejected(error) => {
                 self.key_broken(id);

@@ -45,13 +45,16 @@ impl CloudEvents {
 
     pub(super) fn problems(&self) -> Vec<(String, String)> {
         let mut out = Vec::new();
-        for (field, text) in [("source", &self.source), ("default_type", &self.default_type)] {
-            if text.is_empty() || text.len() > crate::message::MAX_NAME || text.contains(char::is_control) {
-                out.push((
-                    format!("cloudevents.{field}"),
-                    format!("{text:?}, must be 1 to 255 bytes without control characters"),
-                ));
-            }
+        let long = |text: &str| text.is_empty() || text.len() > crate::message::MAX_NAME;
+        // What RFC 3986 allows nowhere in a URI; receivers parse the source as one.
+        let foreign = |c: char| !c.is_ascii_graphic() || "\"<>\\^`{|}".contains(c);
+        if long(&self.source) || self.source.contains(foreign) {
+            let why = format!("{:?}, must be a URI or a path such as \"/shop\", of 1 to 255 bytes, percent-encoded", self.source);
+            out.push(("cloudevents.source".into(), why));
+        }
+        if long(&self.default_type) || self.default_type.contains(char::is_control) {
+            let why = format!("{:?}, must be 1 to 255 bytes without control characters", self.default_type);
+            out.push(("cloudevents.default_type".into(), why));
         }
         out
     }

@@ -105,6 +105,13 @@ impl Route {
             out.push(("rate".into(), format!("{rate}, must be more than 0 per second")));
         }
         out.extend(self.cloudevents.iter().flat_map(CloudEvents::problems));
+        let structured = self.cloudevents.as_ref().is_some_and(|c| c.mode == CloudEventsMode::Structured);
+        if structured && self.http.content_type.is_some() {
+            let why =
+                "can't be set where cloudevents.mode is structured, which has a content type of its own; remove one of the two";
+            out.push(("http.content_type".into(), why.into()));
+        }
+        out.extend(self.http.problems());
         out.extend(self.rabbitmq.problems());
         out
     }
@@ -227,6 +234,37 @@ impl Default for HttpRoute {
             signing_keys: Vec::new(),
         }
     }
+}
+
+/// Signing keys of a route at most: one in use, one to change to, and some room.
+const SIGNING_KEYS: usize = 5;
+
+impl HttpRoute {
+    fn problems(&self) -> Vec<(String, String)> {
+        let mut out = Vec::new();
+        if self.signing_keys.len() > SIGNING_KEYS {
+            out.push(("http.signing_keys".into(), format!("{} keys, must be at most {SIGNING_KEYS}", self.signing_keys.len())));
+        }
+        for (n, key) in self.signing_keys.iter().enumerate() {
+            if !key.strip_prefix("whsec_").and_then(base64_bytes).is_some_and(|bytes| (24..=64).contains(&bytes)) {
+                let why =
+                    "must be \"whsec_\" and the Base64 (with padding) of 24 to 64 bytes, as `openssl rand -base64 32` makes it";
+                out.push((format!("http.signing_keys[{n}]"), why.into()));
+            }
+        }
+        out
+    }
+}
+
+/// How many bytes standard Base64 with padding stands for; none if it is not that. Settings are checked without the `http`
+/// feature too, which brings the decoder.
+fn base64_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches('=');
+    let padding = text.len() - digits.len();
+    let valid = text.len().is_multiple_of(4)
+        && padding <= 2
+        && digits.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/'));
+    valid.then(|| text.len() / 4 * 3 - padding)
 }
 
 impl std::fmt::Debug for HttpRoute {
@@ -367,6 +405,54 @@ mod tests {
         assert_eq!(r.wait(3, 1.0), Duration::from_secs(4));
         assert_eq!(r.wait(5, 1.0), Duration::from_secs(10));
         assert_eq!(r.wait(u32::MAX, 0.0), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn cloudevents_settings_that_cannot_hold_are_named() {
+        let fields = |r: Route| r.problems().into_iter().map(|(field, _)| field).collect::<Vec<_>>();
+        let route = |c: CloudEvents| Route::to("https://example.com/").cloudevents(c);
+        let none: [&str; 0] = [];
+        for source in ["/shop", "https://example.com/shop?a=b#c", "urn:uuid:6e8bc430-9c3a-11d9-9669-0800200c9a66", "mailto:a@b.c"]
+        {
+            assert_eq!(fields(route(CloudEvents::binary(source))), none, "{source}");
+        }
+        let long = "x".repeat(256);
+        for source in ["", "a b", "a\nb", "/ä", "<a>", &long] {
+            assert_eq!(fields(route(CloudEvents::binary(source))), ["cloudevents.source"], "{source}");
+        }
+        let no_type = CloudEvents { default_type: String::new(), ..CloudEvents::default() };
+        assert_eq!(fields(route(no_type)), ["cloudevents.default_type"]);
+        let override_type = |mut r: Route| {
+            r.http.content_type = Some("text/plain".into());
+            r
+        };
+        assert_eq!(fields(override_type(route(CloudEvents::binary("/shop")))), none);
+        assert_eq!(fields(override_type(route(CloudEvents::structured("/shop")))), ["http.content_type"]);
+    }
+
+    #[test]
+    fn signing_keys_are_checked_without_being_shown() {
+        let problems = |keys: &[&str]| {
+            let mut route = Route::to("https://example.com/");
+            route.http.signing_keys = keys.iter().map(|&k| k.to_owned()).collect();
+            route.problems()
+        };
+        let fields = |keys: &[&str]| problems(keys).into_iter().map(|(field, _)| field).collect::<Vec<_>>();
+        let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+        let none: [&str; 0] = [];
+        assert_eq!(fields(&[good; 5]), none);
+        assert_eq!(fields(&[good; 6]), ["http.signing_keys"]);
+        // 24 and 64 bytes are in, 23 and 65 are out.
+        let key = |digits: usize, padding: &str| format!("whsec_{}{padding}", "B".repeat(digits));
+        for good in [key(32, ""), key(86, "==")] {
+            assert_eq!(fields(&[&good]), none, "{good}");
+        }
+        for bad in
+            [key(31, "="), key(87, "="), key(32, "==="), key(33, ""), key(30, "*+"), good.replace("whsec_", ""), "whsec_".into()]
+        {
+            assert_eq!(fields(&[good, &bad]), ["http.signing_keys[1]"], "{bad}");
+            assert!(bad.len() < 10 || !format!("{:?}", problems(&[&bad])).contains(&bad[6..]), "the key is shown");
+        }
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(crate) mod local;
 pub(crate) mod nats;
 #[cfg(feature = "rabbitmq")]
 pub(crate) mod rabbitmq;
+#[cfg(feature = "http")]
+pub mod webhook;
 
 #[cfg(feature = "http")]
 pub use http::{Http, HttpSettings};
@@ -53,6 +55,9 @@ pub enum Outcome {
     Rejected(Failure),
     /// The destination is down: no attempt is counted, the breaker opens.
     Unavailable(Failure),
+    /// The receiver said nothing in time. Counts as [`Retry`](Self::Retry), unless the destination is known to be down: silence
+    /// is no sign that it is up again, so then it counts as [`Unavailable`](Self::Unavailable).
+    NoAnswer(Failure),
     /// Not sent, because an earlier message of its key failed while both were in flight ([`Ordering::Pipelined`]): no
     /// attempt is counted, and it goes again after that one.
     HeldBack,
@@ -243,6 +248,12 @@ impl Delivery {
     pub fn unavailable(self, error: impl Into<Failure>) {
         let error = error.into();
         self.answer(Outcome::Unavailable(error));
+    }
+
+    /// The receiver said nothing in time.
+    pub fn no_answer(self, error: impl Into<Failure>) {
+        let error = error.into();
+        self.answer(Outcome::NoAnswer(error));
     }
 
     /// An earlier message of its key failed; this one was not sent.

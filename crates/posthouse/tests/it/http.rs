@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthouse::testing::{deliver, deliver_batch};
+use posthouse::transport::webhook::{Refused, Verifier};
 use posthouse::transport::{Failure, Http, HttpSettings, Outcome};
-use posthouse::{Envelope, Error, HttpRoute, Route};
+use posthouse::{CloudEvents, Envelope, Error, HttpRoute, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -212,6 +213,14 @@ fn unavailable(outcome: Outcome) -> Failure {
     }
 }
 
+#[track_caller]
+fn no_answer(outcome: Outcome) -> Failure {
+    match outcome {
+        Outcome::NoAnswer(failure) => failure,
+        other => panic!("expected NoAnswer, got {other:?}"),
+    }
+}
+
 #[tokio::test]
 async fn the_status_decides() {
     let http = http();
@@ -319,6 +328,118 @@ async fn the_request_carries_route_and_message() {
 }
 
 #[tokio::test]
+async fn a_route_can_send_cloudevents_in_both_modes() {
+    let mut m = Envelope::for_test("orders", r#"{"sku":"A1"}"#);
+    m.content_type = "application/json".into();
+    m.message_id = "id %\"\u{e4}".into();
+    m.key = Some("customer 7".into());
+    m.created_at = std::time::UNIX_EPOCH + Duration::from_millis(1_522_949_420_089);
+    m.headers = [
+        ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        // An extension of the publisher's own.
+        ("ce-comexampletenant", "acme"),
+        ("ce-id", "forged"),
+        ("Ce-Source", "forged"),
+        ("ce-time", "forged"),
+        ("ce-datacontenttype", "text/forged"),
+    ]
+    .into_iter()
+    .collect();
+
+    let server = Server::new(status("200 OK", "", "")).await;
+    let route = Route::to(server.url("/")).cloudevents(CloudEvents::binary("https://example.com/shop"));
+    assert_eq!(deliver(&http(), m.clone(), route, PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    assert_eq!((seen.header("content-type"), &*seen.body), (Some("application/json"), &br#"{"sku":"A1"}"#[..]));
+    let attributes: BTreeMap<_, _> =
+        seen.headers.iter().filter_map(|(name, v)| Some((name.strip_prefix("ce-")?, v.as_str()))).collect();
+    let expected = [
+        ("comexampletenant", "acme"),
+        ("id", "id%20%25%22%C3%A4"),
+        ("partitionkey", "customer%207"),
+        ("source", "https://example.com/shop"),
+        ("specversion", "1.0"),
+        ("time", "2018-04-05T17:30:20.089Z"),
+        ("type", "message"),
+    ];
+    assert_eq!(attributes, expected.into());
+    assert_eq!(seen.header("traceparent"), m.headers.get("traceparent"));
+
+    let server = Server::new(status("200 OK", "", "")).await;
+    let mut route = Route::to(server.url("/")).cloudevents(CloudEvents::structured("/shop"));
+    route.http.headers.insert("Content-Type".into(), "text/forged".into());
+    assert_eq!(deliver(&http(), m.clone(), route, PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    assert_eq!(seen.header("content-type"), Some("application/cloudevents+json; charset=UTF-8"));
+    assert!(seen.header("ce-id").is_none() && seen.header("ce-time").is_none(), "{seen:?}");
+    let expected = serde_json::json!({
+        "specversion": "1.0", "id": "id %\"\u{e4}", "source": "/shop", "type": "message", "time": "2018-04-05T17:30:20.089Z",
+        "partitionkey": "customer 7", "datacontenttype": "application/json",
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "data": { "sku": "A1" },
+    });
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&seen.body).unwrap(), expected);
+
+    // What can't be a CloudEvent is told, not mended.
+    m.key = Some("a\nb".into());
+    let route = Route::to(server.url("/")).cloudevents(CloudEvents::default());
+    let failure = rejected(deliver(&http(), m, route, PATIENCE).await);
+    assert!(failure.error.contains("\"partitionkey\""), "{}", failure.error);
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn requests_are_signed_with_every_key_of_the_route() {
+    let (old, new) = ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD");
+    let other = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+    let signed = |server: &Server, keys: &[&str]| {
+        let mut route = Route::to(server.url("/"));
+        route.http.signing_keys = keys.iter().map(|&k| k.to_owned()).collect();
+        route
+    };
+    let forged = |mut m: Envelope| {
+        for name in ["webhook-id", "Webhook-Timestamp", "webhook-signature"] {
+            m.headers.insert(name, "forged");
+        }
+        m
+    };
+    let headers =
+        |seen: &Seen| ["webhook-id", "webhook-timestamp", "webhook-signature"].map(|n| seen.header(n).map(str::to_owned));
+
+    let server = Server::new(status("200 OK", "", "")).await;
+    let mut m = forged(Envelope::for_test("orders", vec![0, 0xff, b'{']));
+    m.message_id = "a.b %".into();
+    assert_eq!(deliver(&http(), m.clone(), signed(&server, &[old, new]), PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    let [Some(id), Some(time), Some(signatures)] = headers(&seen) else { panic!("{seen:?}") };
+    assert_eq!((&*id, seen.header("posthouse-message-id"), signatures.split(' ').count()), ("a%2Eb%20%25", Some("a.b%20%25"), 2));
+    for keys in [&[old][..], &[new], &[other, new]] {
+        Verifier::new(keys).unwrap().verify(&id, &time, &signatures, &seen.body).unwrap();
+    }
+    let verify = |keys: &[&str], id: &str, body: &[u8]| Verifier::new(keys).unwrap().verify(id, &time, &signatures, body);
+    assert_eq!(verify(&[other], &id, &seen.body), Err(Refused::NoMatch));
+    assert_eq!(verify(&[old], "another", &seen.body), Err(Refused::NoMatch));
+    assert_eq!(verify(&[old], &id, b"another"), Err(Refused::NoMatch));
+
+    // What is signed is what is sent, also where that is not the payload.
+    let server = Server::new(status("200 OK", "", "")).await;
+    let route = signed(&server, &[old]).cloudevents(CloudEvents::structured("/shop"));
+    assert_eq!(deliver(&http(), m.clone(), route, PATIENCE).await, Outcome::Delivered);
+    let seen = server.only();
+    let [Some(id), Some(time), Some(signatures)] = headers(&seen) else { panic!("{seen:?}") };
+    Verifier::new([old]).unwrap().verify(&id, &time, &signatures, &seen.body).unwrap();
+
+    // Without keys nothing looks signed.
+    let server = Server::new(status("200 OK", "", "")).await;
+    assert_eq!(deliver(&http(), m.clone(), Route::to(server.url("/")), PATIENCE).await, Outcome::Delivered);
+    assert_eq!(headers(&server.only()), [None, None, None]);
+
+    let route = signed(&server, &["whsec_s3cret"]);
+    assert!(!format!("{route:?}").contains("s3cret"));
+    let error = rejected(deliver(&http(), m, route, PATIENCE).await).error;
+    assert!(error.contains("http.signing_keys") && !error.contains("s3cret"), "{error}");
+}
+
+#[tokio::test]
 async fn the_defaults_are_a_post_of_the_messages_type_and_the_url_may_hold_credentials() {
     let server = Server::new(status("200 OK", "", "")).await;
     let http = http_with(|s| s.user_agent = "courier/2".into());
@@ -416,7 +537,7 @@ async fn the_deadline_holds_for_the_body_too() {
     let timeout = Duration::from_secs(1);
 
     let server = Server::new(Reply::Hang(String::new())).await;
-    let (_, failure) = retry(deliver(&http, message(), Route::to(server.url("/")), timeout).await);
+    let failure = no_answer(deliver(&http, message(), Route::to(server.url("/")), timeout).await);
     assert!(failure.error.contains("no complete response within 1.0s"), "{}", failure.error);
 
     let server = Server::new(Reply::Hang("HTTP/1.1 500 Oops\r\nretry-after: 9\r\ncontent-length: 100\r\n\r\nhalf".into())).await;
@@ -638,7 +759,7 @@ async fn a_hanging_endpoint_is_answered_last_and_alone() {
     let outcomes = deliver_batch(&http(), batch, Duration::from_secs(1)).await;
     assert_eq!(outcomes[0], (1, Outcome::Delivered));
     assert_eq!(outcomes[1].0, 0);
-    assert!(retry(outcomes[1].1.clone()).1.error.contains("no complete response"), "{outcomes:?}");
+    assert!(no_answer(outcomes[1].1.clone()).error.contains("no complete response"), "{outcomes:?}");
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@ mod http;
 mod kafka;
 #[cfg(all(feature = "mysql", feature = "relay"))]
 mod mysql;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "nats", feature = "testing"))]
+mod nats;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
 mod other_drivers;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]

@@ -102,6 +102,14 @@ impl HttpSettings {
 ///
 /// In id, type and key, `%` and every byte that is not visible ASCII are percent-encoded.
 ///
+/// [`HttpRoute::signing_keys`](crate::HttpRoute::signing_keys) add `webhook-id` (the message id, a full stop encoded as well), `webhook-timestamp` (seconds
+/// since 1970, of this attempt, by this machine's clock) and `webhook-signature`, one signature per key;
+/// [`webhook`](super::webhook) helps to verify them. Messages can't set these headers, signed or not.
+///
+/// With [`Route::cloudevents`](crate::Route::cloudevents) the attributes of a CloudEvent come as `ce-…` headers, encoded as the HTTP binding of
+/// CloudEvents says, or the body is the whole event. A message's own `ce-…` headers are sent along as further attributes, except
+/// those named like the ones that are set here.
+///
 /// # The outcome
 /// The status decides as soon as it is there, even if the rest of the response is slow, endless or broken off; the body is
 /// only kept for people to read.
@@ -111,7 +119,8 @@ impl HttpSettings {
 /// | 2xx | delivered |
 /// | 400, 410, 413, 414, 415, 422 | rejected |
 /// | any other status, 3xx included (redirects are not followed) | try again, after `Retry-After` (24 h at most) if given |
-/// | none by the deadline, not HTTP, or the connection broke after the request was sent | try again |
+/// | not HTTP, or the connection broke after the request was sent | try again |
+/// | none by the deadline | try again; unavailable if the destination was down already |
 /// | no connection: name not found, refused, unreachable, TLS, `connect_timeout` | unavailable |
 /// | no request possible: URL, method or header not allowed in HTTP; address refused | rejected |
 ///
@@ -202,7 +211,7 @@ impl Inner {
             Ok(Err(e)) => return answer::of_error(&url, e, self.connect_timeout),
             Err(_) => {
                 let error = format!("{late} from {} (relay.send_timeout)", request::shown(&url));
-                return Outcome::Retry { after: None, error: error.into() };
+                return Outcome::NoAnswer(error.into());
             }
         };
         let status = response.status();

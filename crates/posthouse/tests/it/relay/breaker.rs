@@ -12,6 +12,7 @@ use crate::support::{SOON, TestDb, messages, on_all_databases, pending, wait_for
 
 on_all_databases!(
     one_message_goes_out_by_itself_after_an_outage,
+    silence_keeps_a_destination_that_was_down_down,
     backlog_of_a_dead_destination_stays_in_the_database_and_drains_in_order,
     rows_held_by_a_breaker_go_to_another_instance,
     rate_limit_spaces_sends,
@@ -46,6 +47,36 @@ async fn one_message_goes_out_by_itself_after_an_outage<T: TestDb>() {
     up.store(true, Ordering::SeqCst);
     wait_for("delivery", SOON, async || pending::<T>(&outbox).await == 0).await;
     assert_eq!(relay.stats().delivered, 1);
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// L16: a receiver that refuses connections at first, and then takes them and says nothing, has not come back. One that was up
+/// and falls silent costs an attempt.
+async fn silence_keeps_a_destination_that_was_down_down<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let tries = Arc::new(AtomicUsize::new(0));
+    let t = tries.clone();
+    let transport = from_fn(move |d: Delivery| {
+        let first = t.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            match d.address() {
+                "silent" => d.no_answer("no response"),
+                _ if first => d.unavailable("connection refused"),
+                _ => d.no_answer("no response"),
+            }
+        }
+    });
+    let relay = Relay::builder(&outbox).settings(quick()).transport("test", transport).start().await.unwrap();
+    outbox.publish_alone(Message::to("test:a").max_attempts(1)).await.unwrap();
+    wait_for("several probes", SOON, async || tries.load(Ordering::SeqCst) >= 3).await;
+    let row = messages(&**relay.store()).await.remove(0);
+    assert_eq!((row.status.as_str(), row.attempts), ("PENDING", 0));
+    assert!(matches!(relay.stats().destinations["test:a"].breaker, BreakerState::Open(_)));
+
+    outbox.publish_alone(Message::to("test:silent").max_attempts(1)).await.unwrap();
+    wait_for("an attempt is counted", SOON, async || messages(&**relay.store()).await[0].status == "FAILED").await;
+    let row = messages(&**relay.store()).await.remove(0);
+    assert_eq!((row.destination.as_str(), row.attempts), ("test:silent", 1));
     relay.shutdown(Duration::from_secs(5)).await;
 }
 
