@@ -94,6 +94,9 @@ struct RelayArgs {
     /// Distinct keys in the keyed runs.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     keys: u32,
+    /// Messages in flight, for the publish loop and the relay; the transport's default by default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    concurrency: Option<u32>,
 }
 
 /// See [`latency`].

@@ -67,9 +67,10 @@ async fn measure<DB: Rig, R: Receiver>(args: &RelayArgs, rounds: usize, report: 
     }
     for (shape, keys, ordering) in shapes {
         let what = format!("to {}, {shape}", R::NAME);
-        let in_flight = receiver.transport().concurrency() as usize;
-        let load = || Load::new(args.n.unwrap_or(R::MESSAGES), args.payload, keys, in_flight);
-        let route = Route::to(receiver.to()).ordering(ordering);
+        let in_flight = args.concurrency.unwrap_or_else(|| receiver.transport().concurrency());
+        let load = || Load::new(args.n.unwrap_or(R::MESSAGES), args.payload, keys, in_flight as usize);
+        let mut route = Route::to(receiver.to()).ordering(ordering);
+        route.concurrency = args.concurrency;
         // Fresh for each, so that none has more to search through than another.
         let outbox = DB::fresh(CONNECTIONS).await;
         let mut figures = Rounds::default();
@@ -93,7 +94,9 @@ async fn measure<DB: Rig, R: Receiver>(args: &RelayArgs, rounds: usize, report: 
             say("filling the outbox");
             fill(&outbox, load.n, args.payload, keys).await;
             say("relaying");
-            figures.ours.add(load.n, relay(&outbox, &receiver, &route, load.n, args.payload).await);
+            let (spent, reads) = relay(&outbox, &receiver, &route, load.n, args.payload).await;
+            figures.ours.add(load.n, spent);
+            figures.reads.push(reads as f64 * 1_000.0 / load.n as f64);
             let arrived = receiver.arrived().await;
             assert!(arrived >= load.n, "{arrived} of {} messages arrived", load.n);
             receiver.clear().await;
@@ -104,8 +107,8 @@ async fn measure<DB: Rig, R: Receiver>(args: &RelayArgs, rounds: usize, report: 
     receiver.remove().await;
 }
 
-/// A relay that sends what is in the outbox.
-async fn relay<DB: Rig, R: Receiver>(outbox: &Outbox<DB>, receiver: &R, route: &Route, n: usize, payload: usize) -> Spent {
+/// A relay that sends what is in the outbox; also answers how often it read the pending set.
+async fn relay<DB: Rig, R: Receiver>(outbox: &Outbox<DB>, receiver: &R, route: &Route, n: usize, payload: usize) -> (Spent, u64) {
     let transport = receiver.transport();
     match deliver(&transport, Envelope::for_test("bench", vec![b'x'; payload]), route.clone(), WARM_UP).await {
         Outcome::Delivered => {}
@@ -131,7 +134,7 @@ async fn relay<DB: Rig, R: Receiver>(outbox: &Outbox<DB>, receiver: &R, route: &
         must::<(), _>("the relay", Err(text));
     }
     relay.shutdown(Duration::from_secs(30)).await;
-    spent
+    (spent, stats.reads)
 }
 
 /// What all rounds of one kind of measurement gave.
@@ -153,6 +156,8 @@ struct Rounds {
     publish: Measured,
     database: Measured,
     ours: Measured,
+    /// The relay's reads of the pending set for 1 000 messages.
+    reads: Vec<f64>,
 }
 
 impl Rounds {
@@ -178,6 +183,7 @@ impl Rounds {
         add("cpu_seconds_per_1000", "CPU s/1000", median(&self.ours.cpu_per_thousand));
         add("cpu_seconds_per_1000_publish", "publish's", median(&self.publish.cpu_per_thousand));
         add("cpu_seconds_per_1000_database", "database's", median(&self.database.cpu_per_thousand));
+        add("reads_per_1000", "", median(&self.reads));
         Row { database, what, unit: "messages/s", compared: Some(Compared::new(ours, &limits)), figures }
     }
 }

@@ -163,7 +163,7 @@ impl Row {
 /// With as many digits as mean something.
 fn shown(value: f64) -> String {
     match value.abs() {
-        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 100.0 || value.fract() == 0.0 => format!("{value:.0}"),
         v if v >= 1.0 => format!("{value:.2}"),
         _ => format!("{value:.4}"),
     }
