@@ -88,10 +88,11 @@ fn told(problems: Vec<(String, String)>, at: &str, walk: &Walk<'_>, out: &mut Ve
             continue;
         }
         let shown = walk.shown.get(&path).cloned();
-        // The library's text begins with the value, which stands before it here when it was written.
-        let reason = match (&shown, why.split_once(", must ").or_else(|| why.split_once("; "))) {
-            (Some(_), Some((_, rest))) if why.contains(", must ") => format!("must {rest}"),
-            (Some(_), Some((_, rest))) => rest.to_owned(),
+        // Where the library's text begins with the value, that stands before it here already.
+        let value_first = shown.is_some() && why.starts_with(|c: char| c.is_ascii_digit() || c == '"');
+        let reason = match (why.split_once(", must "), why.split_once("; ")) {
+            (Some((_, rest)), _) if value_first => format!("must {rest}"),
+            (None, Some((_, rest))) if value_first => rest.to_owned(),
             _ => why,
         };
         out.push(Problem::new(path, shown, reason));

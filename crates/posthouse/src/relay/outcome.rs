@@ -52,8 +52,11 @@ impl Engine {
                 self.key_broken(id);
                 self.key_returned(id);
             }
+            Outcome::NoAnswer(failure) if self.destinations[dest].is_down() => {
+                self.conclude(id, took, Outcome::Unavailable(failure));
+            }
             // Of those of a key that fail together only the first is to blame.
-            Outcome::Retry { .. } if self.key_broken(id) => self.key_returned(id),
+            Outcome::Retry { .. } | Outcome::NoAnswer(_) if self.key_broken(id) => self.key_returned(id),
             Outcome::Unavailable(failure) => {
                 self.shared.stats().unavailable += 1;
                 if self.destinations[dest].down(&failure.error, now) {
@@ -71,10 +74,7 @@ impl Engine {
                 }
                 self.shed(dest);
             }
-            Outcome::NoAnswer(failure) if self.destinations[dest].is_down() => {
-                self.conclude(id, took, Outcome::Unavailable(failure));
-            }
-            Outcome::NoAnswer(error) => self.conclude(id, took, Outcome::Retry { after: None, error }),
+            Outcome::NoAnswer(error) => self.failed_attempt(id, took, error, Some(None)),
             Outcome::Retry { after, error } => self.failed_attempt(id, took, error, Some(after)),
             Outcome::Rejected(error) => {
                 self.key_broken(id);

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Seen {
     method: String,
     target: String,
-    headers: BTreeMap<String, String>,
+    pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
 }
 

@@ -24,3 +24,14 @@ mod roles;
 mod store;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod support;
+#[cfg(all(
+    feature = "postgres",
+    feature = "mysql",
+    feature = "sqlite",
+    feature = "http",
+    feature = "rabbitmq",
+    feature = "kafka",
+    feature = "nats",
+    feature = "testing"
+))]
+mod transports;

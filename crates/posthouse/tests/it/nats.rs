@@ -430,14 +430,14 @@ async fn killed_again_and_again_nothing_is_lost() {
         let destination = to(&stream, "a").to;
         let outbox = Postgres::fresh().await;
         let mut settings = quick();
-        settings.default_route.concurrency = 200;
+        settings.default_route.concurrency = Some(200);
         let relay = Relay::builder(&outbox).settings(settings).transport("nats", transport(broker.url())).start().await.unwrap();
         let publish = async {
             for start in (0..total).step_by(500) {
                 let chunk = (start..total.min(start + 500)).map(|n| {
                     let m = Message::to(&*destination).id(format!("m{n}")).payload(n.to_string());
                     // Half of them have no key and may overtake.
-                    if n % 2 == 0 { m.key(n % KEYS) } else { m }
+                    if n.is_multiple_of(2) { m.key(n % KEYS) } else { m }
                 });
                 let mut tx = outbox.begin().await.unwrap();
                 outbox.publish_many(&mut tx, chunk).await.unwrap();
@@ -467,7 +467,7 @@ async fn killed_again_and_again_nothing_is_lost() {
         let (mut last, mut first, mut wrong) = (HashMap::new(), HashSet::new(), 0);
         for (id, payload) in &stored {
             let n: usize = payload.parse().unwrap();
-            if first.insert(id) && n % 2 == 0 && last.insert(n % KEYS, n).is_some_and(|before| before > n) {
+            if first.insert(id) && n.is_multiple_of(2) && last.insert(n % KEYS, n).is_some_and(|before| before > n) {
                 wrong += 1;
             }
         }

@@ -130,9 +130,6 @@ struct Batch {
     unanswered: Arc<AtomicUsize>,
 }
 
-/// A delivery that can't be taken at the moment.
-struct NotNow(Delivery);
-
 impl Drop for Lane {
     fn drop(&mut self) {
         self.shared.end();
@@ -175,14 +172,14 @@ impl Lane {
                 tokio::task::yield_now().await;
             }
             let by = answer_by(&delivery);
-            while let Err(NotNow(refused)) = self.shared.offer(delivery, by) {
+            while let Some(refused) = self.shared.offer(delivery, by) {
                 delivery = refused;
                 self.shared.waiting.fetch_add(1, SeqCst);
                 let mut changed = pin!(self.shared.changed.notified());
                 changed.as_mut().enable();
                 // It may have become possible before we began to listen.
                 let again = self.shared.offer(delivery, by);
-                let Err(NotNow(refused)) = again else {
+                let Some(refused) = again else {
                     self.shared.waiting.fetch_sub(1, SeqCst);
                     break;
                 };
@@ -257,8 +254,8 @@ impl Shared {
         answer::of(code, topic, &self.settings.brokers, self.trouble.text().as_deref())
     }
 
-    /// Takes a delivery: into the producer's queue, or to its answer.
-    fn offer(&self, delivery: Delivery, by: Instant) -> Result<(), NotNow> {
+    /// Takes a delivery, into the producer's queue or to its answer; returns one that can't be taken at the moment.
+    fn offer(&self, delivery: Delivery, by: Instant) -> Option<Delivery> {
         let mut state = self.state();
         if let Some(delivery) = self.held_back(&mut state, delivery) {
             if Instant::now() >= by {
@@ -268,14 +265,14 @@ impl Shared {
                 };
                 let outcome = self.unavailable(why);
                 self.fail(&mut state, delivery, outcome);
-                return Ok(());
+                return None;
             }
             if !state.backlog.is_empty() {
-                return Err(NotNow(delivery));
+                return Some(delivery);
             }
             return self.put(&mut state, delivery);
         }
-        Ok(())
+        None
     }
 
     /// Answers a delivery that follows a failed one.
@@ -308,7 +305,8 @@ impl Shared {
         delivery.answer(outcome);
     }
 
-    fn put(&self, state: &mut State, delivery: Delivery) -> Result<(), NotNow> {
+    /// The same, without a look at what comes before it.
+    fn put(&self, state: &mut State, delivery: Delivery) -> Option<Delivery> {
         let producer = match &state.phase {
             Phase::Ready(producer) => producer.clone(),
             Phase::Idle => {
@@ -316,19 +314,19 @@ impl Shared {
                     state.timeout = Some(delivery.time_left());
                     self.work.notify_all();
                 }
-                return Err(NotNow(delivery));
+                return Some(delivery);
             }
-            Phase::Draining(_) => return Err(NotNow(delivery)),
+            Phase::Draining(_) => return Some(delivery),
             Phase::Broken(why) => {
                 let outcome = self.unavailable(why);
                 state.phase = Phase::Idle;
                 self.fail(state, delivery, outcome);
-                return Ok(());
+                return None;
             }
             Phase::Closing | Phase::Closed => {
                 let outcome = self.unavailable("the transport is closed");
                 self.fail(state, delivery, outcome);
-                return Ok(());
+                return None;
             }
         };
         let mut opens = None;
@@ -340,7 +338,7 @@ impl Shared {
             // those behind a refused one. One that knows nothing of it yet takes any: then a key has one record under way.
             if let Some(waiting) = state.opening.get_mut(&key) {
                 waiting.push_back(delivery);
-                return Ok(());
+                return None;
             }
             opens = Some(key);
         }
@@ -357,22 +355,22 @@ impl Shared {
             Ok(()) => {
                 batch.sent.push(sent);
                 state.opening.extend(opens.map(|key| (key, VecDeque::new())));
-                return Ok(());
+                return None;
             }
             Err(error) => error,
         };
         // Nobody else has it.
-        let Some(delivery) = sent.take() else { return Ok(()) };
+        let delivery = sent.take()?;
         match error {
             NotProduced::Content(why) => self.fail(state, delivery, Outcome::Rejected(why.into())),
-            // The error callback is on its way and begins the drain.
-            NotProduced::Code(Code::QueueFull | Code::Fatal) => return Err(NotNow(delivery)),
+            // The thread sees the fatal error after its poll, and replaces the producer.
+            NotProduced::Code(Code::QueueFull | Code::Fatal) => return Some(delivery),
             NotProduced::Code(code) => {
                 let outcome = self.outcome(code, delivery.address());
                 self.fail(state, delivery, outcome);
             }
         }
-        Ok(())
+        None
     }
 
     fn produce(&self, producer: &Producer, sent: &Arc<Sent>) -> Result<(), NotProduced> {
@@ -530,7 +528,7 @@ impl Shared {
             } else if delivery.time_left().is_zero() {
                 let outcome = self.unavailable("none by the deadline (relay.send_timeout)");
                 self.fail(&mut state, delivery, outcome);
-            } else if let Err(NotNow(delivery)) = self.put(&mut state, delivery) {
+            } else if let Some(delivery) = self.put(&mut state, delivery) {
                 state.backlog.push_front(delivery);
                 return;
             }
@@ -597,6 +595,9 @@ fn run(shared: &Arc<Shared>) {
                 if waited_for {
                     // Only now the places of reported records are free.
                     shared.changed.notify_waiters();
+                }
+                if let Some((_, why)) = producer.client().fatal_error() {
+                    shared.on_fatal(&producer, &why);
                 }
                 shared.expire(Instant::now());
             }

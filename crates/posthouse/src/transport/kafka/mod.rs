@@ -53,11 +53,12 @@ use crate::{Error, Ordering, Route};
 /// the old one has been reported on.
 ///
 /// # `ordering = "pipelined"`
-/// Such routes have a producer of their own, which has one batch of a partition under way at a time and stops when one
-/// fails (`enable.gapless.guarantee`). What was queued behind it comes back: messages of the failed key are held back, all
-/// others go out again in their order. So a failed record costs all pipelined routes of the transport some milliseconds.
-/// A record that isn't confirmed by the deadline, too, stops the others, as unavailable: a topic without a leader halts
-/// all pipelined routes.
+/// Such routes have a producer of their own, which stops when a batch fails (`enable.gapless.guarantee`). Brokers refuse what
+/// is under way behind a failed batch, but only in partitions where they know the producer: so a key has one record under
+/// way until one was confirmed, and many from then on. What was queued behind a failed record comes back: messages of its key
+/// are held back, all others go out again in their order from a new producer. That takes about a second, in which every
+/// pipelined route of the transport waits. A record that isn't confirmed by its deadline stops the others too, as unavailable:
+/// one topic without a leader halts all pipelined routes.
 pub struct Kafka {
     settings: Arc<KafkaSettings>,
     /// Made when the first message needs them, because each has a thread.

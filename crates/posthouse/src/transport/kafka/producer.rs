@@ -49,13 +49,7 @@ impl ClientContext for Context {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let Some(shared) = self.shared.upgrade() else { return };
-        if error.rdkafka_error_code() == Some(Code::Fatal) {
-            if let Some(producer) = self.producer() {
-                shared.on_fatal(&producer, reason);
-            }
-        } else {
-            shared.trouble.note(&error, reason);
-        }
+        shared.trouble.note(&error, reason);
     }
 }
 

@@ -36,7 +36,9 @@ mod tests {
 
     #[test]
     fn the_first_slash_divides() {
-        let both = |a| parse(a).map(|a| (a.exchange, a.routing_key));
+        fn both(address: &str) -> Result<(&str, &str), String> {
+            parse(address).map(|a| (a.exchange, a.routing_key))
+        }
         assert_eq!(both("orders/placed.v1"), Ok(("orders", "placed.v1")));
         assert_eq!(both("orders/a/b"), Ok(("orders", "a/b")));
         assert_eq!(both("orders/"), Ok(("orders", "")));

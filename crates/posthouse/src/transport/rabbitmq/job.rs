@@ -56,18 +56,18 @@ pub(super) fn check(route: &Route) -> Result<(), String> {
 }
 
 impl Job {
-    /// The exchange, and what to publish to it. Takes the payload out of the delivery.
-    ///
-    /// # Errors
-    /// The delivery, and why it can never be sent.
-    pub(super) fn new(mut delivery: Delivery) -> Result<(String, Self), (Delivery, String)> {
-        let built = build(&delivery);
-        match built {
+    /// The exchange, and what to publish to it. Takes the payload out of the delivery. None: it can never be sent, which the
+    /// delivery has been told.
+    pub(super) fn new(mut delivery: Delivery) -> Option<(String, Self)> {
+        match build(&delivery) {
             Ok((exchange, routing_key, properties, payload, properties_size)) => {
                 let payload = payload.unwrap_or_else(|| std::mem::take(&mut delivery.envelope.payload));
-                Ok((exchange, Self { delivery, routing_key, properties, payload: Arc::new(payload), properties_size }))
+                Some((exchange, Self { delivery, routing_key, properties, payload: Arc::new(payload), properties_size }))
             }
-            Err(why) => Err((delivery, why)),
+            Err(why) => {
+                delivery.rejected(why);
+                None
+            }
         }
     }
 }

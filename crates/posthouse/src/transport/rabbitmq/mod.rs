@@ -153,11 +153,8 @@ impl Transport for RabbitMq {
     fn send(&self, batch: Vec<Delivery>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let mut by_exchange: HashMap<String, Vec<Job>> = HashMap::new();
-            for delivery in batch {
-                match Job::new(delivery) {
-                    Ok((exchange, job)) => by_exchange.entry(exchange).or_default().push(job),
-                    Err((delivery, why)) => delivery.rejected(why),
-                }
+            for (exchange, job) in batch.into_iter().filter_map(Job::new) {
+                by_exchange.entry(exchange).or_default().push(job);
             }
             // Side by side, so that one exchange's full queue holds up no other's messages.
             join_all(by_exchange.into_iter().map(|(exchange, jobs)| async move {

@@ -39,7 +39,7 @@ fn settings(brokers: &str, properties: &[(&str, &str)]) -> KafkaSettings {
     settings
 }
 
-fn client(brokers: &str, properties: &[(&str, &str)]) -> ClientConfig {
+pub(crate) fn client(brokers: &str, properties: &[(&str, &str)]) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers);
     for (name, value) in properties {
@@ -53,7 +53,7 @@ fn fresh_name() -> String {
 }
 
 /// A new topic on the shared broker.
-async fn topic(partitions: i32, config: &[(&str, &str)]) -> String {
+pub(crate) async fn topic(partitions: i32, config: &[(&str, &str)]) -> String {
     let name = fresh_name();
     create_topic(&client(&url(), &[]), &name, partitions, config).await;
     name
@@ -73,11 +73,11 @@ async fn create_topic(client: &ClientConfig, name: &str, partitions: i32, config
 
 /// A record as a consumer sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Record {
-    key: Option<String>,
-    value: Vec<u8>,
-    headers: BTreeMap<String, String>,
-    timestamp: Option<i64>,
+pub(crate) struct Record {
+    pub(crate) key: Option<String>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) timestamp: Option<i64>,
 }
 
 impl Record {
@@ -87,7 +87,7 @@ impl Record {
 }
 
 /// Everything in a topic at the moment, partition by partition.
-async fn records(client: ClientConfig, topic: &str) -> Vec<Record> {
+pub(crate) async fn records(client: ClientConfig, topic: &str) -> Vec<Record> {
     let topic = topic.to_owned();
     tokio::task::spawn_blocking(move || read(client, &topic)).await.unwrap()
 }

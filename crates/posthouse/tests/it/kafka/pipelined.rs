@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use posthouse::testing::deliver_pipelined;
 use posthouse::transport::{Kafka, Outcome};
+use posthouse::{Envelope, Route};
 
 use super::{PATIENCE, Record, client, kafka_with, message, pipelined, records, rejected, topic, url};
 use crate::support::{bounded, scale};
@@ -15,7 +16,7 @@ const LARGE: usize = 30_000;
 /// Which record of a key is too large; none in three of four keys.
 fn large_at(key: usize) -> Option<usize> {
     // 0 is the first record that this producer ever sends to the topic, when a broker knows nothing of it.
-    (key % 4 == 0).then(|| key / 4 * 3 % PER_KEY)
+    key.is_multiple_of(4).then(|| key / 4 * 3 % PER_KEY)
 }
 
 fn payload(key: usize, n: usize) -> Vec<u8> {
@@ -135,6 +136,59 @@ async fn a_key_is_held_back_until_one_follows_none() {
         assert_eq!(send(&[(2, 40, false), (3, 40, true)]).await, [Outcome::Delivered, Outcome::Delivered]);
         let found = per_key(&records(client(&url(), &[]), &topic).await);
         assert_eq!(found[&1], [0, 2, 3]);
+    })
+    .await;
+}
+
+/// Records of one key, one to a batch, as close behind each other as can be.
+fn chain(topic: &str, key: &str, numbers: std::ops::Range<usize>, large: usize, size: usize) -> Vec<(Envelope, Route, bool)> {
+    let start = numbers.start;
+    numbers
+        .map(|n| {
+            let size = if n == large { size } else { 40 };
+            let payload = format!("{n}:").into_bytes().into_iter().chain(std::iter::repeat(b'x')).take(size);
+            (message(Some(key), payload.collect::<Vec<u8>>()), pipelined(topic), n > start)
+        })
+        .collect()
+}
+
+/// A broker takes any batch as the first of a producer, so also the one behind a refused first one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_overtakes_the_first_record_of_all() {
+    bounded(async {
+        for _ in 0..3 * scale() {
+            let topic = topic(1, &[("max.message.bytes", "20000")]).await;
+            let kafka = kafka_with(&[("batch.num.messages", "1"), ("linger.ms", "0")]);
+            let outcomes = deliver_pipelined(&kafka, chain(&topic, "1", 0..20, 0, LARGE), PATIENCE).await;
+            assert_eq!(per_key(&records(client(&url(), &[]), &topic).await), HashMap::new());
+            for (n, outcome) in outcomes {
+                if n == 0 { drop(rejected(outcome)) } else { assert_eq!(outcome, Outcome::HeldBack) }
+            }
+        }
+    })
+    .await;
+}
+
+/// The report of the refused record comes behind thousands of others, when librdkafka could long have gone on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_overtakes_while_reports_are_many() {
+    bounded(async {
+        for _ in 0..5 * scale() {
+            let topic = topic(1, &[("max.message.bytes", "100000")]).await;
+            let kafka = kafka_with(&[]);
+            // Opens the key's partition.
+            let outcomes = deliver_pipelined(&kafka, chain(&topic, "1", 0..1, 9, 0), PATIENCE).await;
+            assert_eq!(outcomes, [(0, Outcome::Delivered)]);
+            let mut batch: Vec<_> = (0..3_000).map(|_| (message(None, "other"), pipelined(&topic), false)).collect();
+            batch.extend(chain(&topic, "1", 1..100, 1, 200_000));
+            batch.extend((0..1_000).map(|_| (message(None, "other"), pipelined(&topic), false)));
+            let outcomes = deliver_pipelined(&kafka, batch, PATIENCE).await;
+            assert_eq!(outcomes.iter().filter(|(_, o)| *o == Outcome::Delivered).count(), 4_000);
+            assert_eq!(outcomes.iter().filter(|(_, o)| *o == Outcome::HeldBack).count(), 98);
+            let mut found = records(client(&url(), &[]), &topic).await;
+            found.retain(|record| record.key.is_some());
+            assert_eq!(per_key(&found)[&1], [0]);
+        }
     })
     .await;
 }
