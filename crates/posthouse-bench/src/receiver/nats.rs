@@ -72,11 +72,8 @@ impl Receiver for Nats {
 
     async fn publish(&self, load: &Load) -> Spent {
         let context = connect().await;
-        let publish = async |n: usize| {
-            let ack = must("publish", context.send_publish(self.name.clone(), Self::message(load, n)).await);
-            ack.into_future()
-        };
-        must("acknowledgement", publish(load.n).await.await);
+        let publish = |n: usize| context.send_publish(self.name.clone(), Self::message(load, n));
+        must("acknowledgement", must("publish", publish(load.n).await).await);
 
         let meter = self.meter();
         let mut acks = FuturesUnordered::new();
@@ -86,7 +83,7 @@ impl Receiver for Nats {
             {
                 must("acknowledgement", ack);
             }
-            acks.push(publish(n).await);
+            acks.push(must("publish", publish(n).await).into_future());
         }
         while let Some(ack) = acks.next().await {
             must("acknowledgement", ack);

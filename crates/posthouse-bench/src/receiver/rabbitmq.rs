@@ -73,16 +73,15 @@ impl Receiver for RabbitMq {
         let connection = connect().await;
         let channel = must("channel", connection.create_channel().await);
         must("confirms", channel.confirm_select(ConfirmSelectOptions::default()).await);
-        let publish = async |n: usize| {
+        let publish = |n: usize| {
             let options = BasicPublishOptions { mandatory: true, immediate: false };
-            let (queue, properties) = (self.queue.clone(), Self::properties(load, n));
-            must("publish", channel.basic_publish("".into(), queue, options, &load.payload, properties).await)
+            channel.basic_publish("".into(), self.queue.clone(), options, &load.payload, Self::properties(load, n))
         };
         let confirmed = |confirmation: lapin::Result<Confirmation>| match must("confirm", confirmation) {
             Confirmation::Ack(None) => {}
             other => must("confirm", Err(format!("{other:?}"))),
         };
-        confirmed(publish(load.n).await.await);
+        confirmed(must("publish", publish(load.n).await).await);
 
         let meter = self.meter();
         let mut confirms = FuturesUnordered::new();
@@ -92,7 +91,7 @@ impl Receiver for RabbitMq {
             {
                 confirmed(confirmation);
             }
-            confirms.push(publish(n).await);
+            confirms.push(must("publish", publish(n).await));
         }
         while let Some(confirmation) = confirms.next().await {
             confirmed(confirmation);
