@@ -217,10 +217,10 @@ async fn measure<DB: Rig, R: Receiver>(args: &LatencyArgs, report: &mut Report) 
     ] {
         let mut figures = Vec::new();
         let mut add = |name, title, value| figures.push(Figure { name, title, value });
-        add("p50", "p50", percentile(&all, 50.0));
-        add("p99", "p99", percentile(&all, 99.0));
-        add("p99_9", "p99.9", percentile(&all, 99.9));
-        add("max", "max", percentile(&all, 100.0));
+        add("p50", "p50", percentile(&all, 500));
+        add("p99", "p99", percentile(&all, 990));
+        add("p99_9", "p99.9", percentile(&all, 999));
+        add("max", "max", percentile(&all, 1_000));
         add("rate", "messages/s", rate);
         add("messages", "messages", all.len() as f64);
         if let Some(capacity) = capacity {
@@ -296,8 +296,37 @@ async fn run_load<DB: Rig>(publisher: &Arc<Publisher<DB>>, notes: &Arc<Notes>, p
     (start - notes.origin).as_nanos() as u64
 }
 
-/// The smallest of these, sorted, that is not less than `percent` of them.
-fn percentile(sorted: &[f64], percent: f64) -> f64 {
-    let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
+/// The smallest of these, sorted, that is not less than so many of a thousand of them.
+fn percentile(sorted: &[f64], per_mille: usize) -> f64 {
+    let rank = (sorted.len() * per_mille).div_ceil(1_000);
+    sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_nearest_rank() {
+        let all: Vec<f64> = (1..=1_000).map(f64::from).collect();
+        assert_eq!([500, 990, 999, 1_000].map(|p| percentile(&all, p)), [500.0, 990.0, 999.0, 1_000.0]);
+        assert_eq!([1, 500, 999].map(|p| percentile(&[7.0], p)), [7.0, 7.0, 7.0]);
+        assert!(percentile(&[], 500).is_nan());
+    }
+
+    #[test]
+    fn the_first_confirmation_of_a_message_counts() {
+        let notes = Notes { origin: Instant::now(), confirmed: 0.into(), other: 0.into(), load: std::sync::OnceLock::new() };
+        notes.answered("of-the-capacity-phase", &Outcome::Delivered);
+        notes.load.set(vec![Times::default(), Times::default()]).expect("the first time");
+        notes.answered("load-1", &Outcome::Unavailable("down".into()));
+        assert_eq!(notes.load()[1].confirmed.load(Relaxed), 0);
+        notes.answered("load-1", &Outcome::Delivered);
+        let first = notes.load()[1].confirmed.load(Relaxed);
+        notes.answered("load-1", &Outcome::Delivered);
+        assert!(first > 0);
+        assert_eq!(notes.load()[1].confirmed.load(Relaxed), first);
+        assert_eq!((notes.confirmed.load(Relaxed), notes.other.load(Relaxed)), (2, 1));
+        assert_eq!(notes.load()[0].confirmed.load(Relaxed), 0);
+    }
 }

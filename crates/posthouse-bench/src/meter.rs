@@ -58,3 +58,28 @@ fn of(file: &str) -> f64 {
     });
     ticks.map_or(f64::NAN, |ticks| ticks / TICKS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work() {
+        let until = of("/proc/thread-self/stat") + 0.1;
+        while of("/proc/thread-self/stat") < until {}
+    }
+
+    #[test]
+    fn work_is_counted_except_that_of_the_thread_apart() {
+        let (others, all) = std::thread::scope(|scope| {
+            let apart = scope.spawn(|| {
+                let meters = (Meter::start(Thread::current()), Meter::start(None));
+                work();
+                (meters.0.stop().cpu, meters.1.stop().cpu)
+            });
+            apart.join().expect("it works")
+        });
+        // Other tests of this process may work meanwhile, so more than it must is no error.
+        assert!(all >= 0.1, "{all}");
+        assert!(others <= all - 0.09, "{others} of {all}");
+    }
+}

@@ -191,3 +191,29 @@ pub(crate) fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
         all => (all[all.len() / 2], all[0], all[all.len() - 1]),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_what_programs_look_for() {
+        let row = Row {
+            database: "postgres",
+            what: "drain".into(),
+            unit: "messages/s",
+            compared: Some(Compared::new(&[50.0, 90.0, 20.0], &[100.0, 100.0, 100.0])),
+            figures: vec![Figure { name: "cpu", title: "", value: 2.0 }],
+        };
+        let expected = json!({
+            "database": "postgres", "what": "drain", "unit": "messages/s",
+            "ours": 50.0, "limit": 100.0, "ratio": 0.5, "ratio_min": 0.2, "ratio_max": 0.9, "cpu": 2.0,
+        });
+        assert_eq!(row.object(), expected);
+    }
+
+    #[test]
+    fn figures_are_shown_with_the_digits_that_mean_something() {
+        assert_eq!([0.0, 0.01234, 1.5, 42.0, 12_345.6].map(shown), ["0", "0.0123", "1.50", "42", "12346"]);
+    }
+}

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use futures_util::future::join_all;
 use posthouse::transport;
 use posthouse::transport::HttpSettings;
 use reqwest::Client;
 use reqwest::header::CONTENT_TYPE as HEADER;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 use super::{CONTENT_TYPE, Load, Receiver};
 use crate::database::must;
@@ -59,31 +59,24 @@ impl Receiver for Http {
 
     async fn publish(&self, load: &Load) -> Spent {
         let client = must("client", Client::builder().no_proxy().build());
-        let next = AtomicUsize::new(0);
-        let post = async |n: usize| {
-            let mut request = client.post(self.to()).header(HEADER, CONTENT_TYPE).body(load.payload.clone());
-            let id = load.id(n);
-            request = request.header("Idempotency-Key", &id).header("Posthouse-Message-Id", &id).header("Posthouse-Attempt", "1");
-            if let Some(key) = load.key(n) {
-                request = request.header("Posthouse-Key", key);
-            }
-            let response = must("response", must("request", request.send().await).error_for_status());
-            // So that the connection can be used again.
-            must("response", response.bytes().await);
-        };
-        post(load.n).await;
+        let poster = Arc::new(Poster { client, url: self.to(), load: load.clone(), next: AtomicUsize::new(0) });
+        poster.post(load.n).await;
 
         let meter = self.meter();
-        let workers = (0..load.in_flight).map(|_| async {
-            loop {
-                let n = next.fetch_add(1, Relaxed);
-                if n >= load.n {
-                    return;
+        let mut workers = JoinSet::new();
+        for _ in 0..load.in_flight {
+            let poster = poster.clone();
+            workers.spawn(async move {
+                loop {
+                    let n = poster.next.fetch_add(1, Relaxed);
+                    if n >= poster.load.n {
+                        return;
+                    }
+                    poster.post(n).await;
                 }
-                post(n).await;
-            }
-        });
-        join_all(workers).await;
+            });
+        }
+        workers.join_all().await;
         meter.stop()
     }
 
@@ -103,6 +96,30 @@ impl Receiver for Http {
         // It is gone already when it has panicked, which `join` tells.
         let _ = self.stop.send(());
         must("the HTTP receiver", self.running.join().map_err(|_| "panicked"));
+    }
+}
+
+/// What the tasks of the raw loop share.
+#[derive(Debug)]
+struct Poster {
+    client: Client,
+    url: String,
+    load: Load,
+    next: AtomicUsize,
+}
+
+impl Poster {
+    async fn post(&self, n: usize) {
+        let load = &self.load;
+        let id = load.id(n);
+        let mut request = self.client.post(&self.url).header(HEADER, CONTENT_TYPE).body(load.payload.clone());
+        request = request.header("Idempotency-Key", &id).header("Posthouse-Message-Id", &id).header("Posthouse-Attempt", "1");
+        if let Some(key) = load.key(n) {
+            request = request.header("Posthouse-Key", key);
+        }
+        let response = must("response", must("request", request.send().await).error_for_status());
+        // So that the connection can be used again.
+        must("response", response.bytes().await);
     }
 }
 
