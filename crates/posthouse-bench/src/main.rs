@@ -42,7 +42,7 @@ struct Cli {
     /// Only this database; all three by default, PostgreSQL and MySQL for `relay` and `latency`.
     #[arg(long, visible_alias = "from", global = true, value_enum)]
     database: Option<Kind>,
-    /// How often each comparison is measured; the median counts.
+    /// How often each comparison is measured; the median counts. `latency` compares nothing and measures once.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     #[command(subcommand)]
@@ -73,14 +73,15 @@ enum What {
         payload: usize,
     },
     /// N messages from a database to a receiver, beside a raw publish loop and a raw loop that reads and deletes the rows.
+    #[command(long_about = relay::ABOUT)]
     Relay(RelayArgs),
     /// From publish to confirmation, with an embedded relay, under a load that doesn't wait for anything.
+    #[command(long_about = latency::ABOUT)]
     Latency(LatencyArgs),
 }
 
 /// See [`relay`].
 #[derive(Debug, Args)]
-#[command(long_about = relay::ABOUT)]
 struct RelayArgs {
     /// Only this receiver; all by default.
     #[arg(long, value_enum)]
@@ -101,7 +102,6 @@ struct RelayArgs {
 
 /// See [`latency`].
 #[derive(Debug, Args)]
-#[command(long_about = latency::ABOUT)]
 struct LatencyArgs {
     /// Only this receiver; all by default.
     #[arg(long, value_enum)]
