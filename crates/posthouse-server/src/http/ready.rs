@@ -71,6 +71,7 @@ fn judge(stats: &RelayStats, settings: &RelaySettings, now: Instant) -> (bool, V
     {
         reasons.push(format!("only {ahead} partitions of the message log are ready ahead, {PARTITIONS} are wanted"));
     }
+    reasons.extend(stats.problems.iter().cloned());
     let ready = reasons.is_empty();
     let told = json!({
         "ready": ready,
@@ -131,6 +132,7 @@ mod tests {
         assert_eq!(reasons(|s, now| s.lease_until = Some(now)).len(), 1);
         assert_eq!(reasons(|s, _| s.lease_until = None).len(), 1);
         assert_eq!(reasons(|s, _| s.database_error = Some("gone".into())).len(), 1);
+        assert_eq!(reasons(|s, _| s.problems.push("no trigger".into())), ["no trigger"]);
         assert_eq!(reasons(|s, _| s.passes.clear()).len(), 1);
         assert!(
             reasons(|s, _| {

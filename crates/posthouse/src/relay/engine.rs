@@ -109,16 +109,56 @@ type Line = (Arc<dyn Transport>, mpsc::UnboundedSender<Vec<Delivery>>);
 /// What a task of the engine came back with.
 #[derive(Debug)]
 pub(super) enum Event {
-    Polled { seq: u64, asked: Vec<(House, i64, i64)>, all: bool, unfiltered: bool, result: Result<Poll, Error> },
-    Due { limit: u32, asked: Vec<(House, i64)>, took: Duration, result: Result<DuePage, Error> },
-    OfKeys { keys: Vec<(House, KeyHash)>, limit: u32, result: Result<Vec<Thin>, Error> },
-    OfDestination { dest: usize, asked: Vec<(House, i64, i64)>, limit: u32, result: Result<Vec<Thin>, Error> },
-    Changes { upto: i64, result: Result<Vec<Change>, Error> },
-    Swept { limit: u32, took: Duration, result: Result<Vec<Thin>, Error> },
-    Claimed { ids: Vec<i64>, result: Result<Vec<i64>, Error> },
-    Loaded { ids: Vec<i64>, result: Result<Vec<Loaded>, Error> },
-    Delivered { batch: Vec<Done>, result: Result<Vec<i64>, Error> },
-    SetBack { batch: Vec<Setback>, result: Result<Vec<i64>, Error> },
+    Polled {
+        seq: u64,
+        asked: Vec<(House, i64, i64)>,
+        all: bool,
+        unfiltered: bool,
+        reached_back: Option<Duration>,
+        result: Result<Poll, Error>,
+    },
+    Due {
+        limit: u32,
+        asked: Vec<(House, i64)>,
+        took: Duration,
+        result: Result<DuePage, Error>,
+    },
+    OfKeys {
+        keys: Vec<(House, KeyHash)>,
+        limit: u32,
+        result: Result<Vec<Thin>, Error>,
+    },
+    OfDestination {
+        dest: usize,
+        asked: Vec<(House, i64, i64)>,
+        limit: u32,
+        result: Result<Vec<Thin>, Error>,
+    },
+    Changes {
+        upto: i64,
+        result: Result<Vec<Change>, Error>,
+    },
+    Swept {
+        limit: u32,
+        took: Duration,
+        result: Result<Vec<Thin>, Error>,
+    },
+    Claimed {
+        ids: Vec<i64>,
+        result: Result<Vec<i64>, Error>,
+    },
+    Loaded {
+        ids: Vec<i64>,
+        result: Result<Vec<Loaded>, Error>,
+    },
+    Delivered {
+        batch: Vec<Done>,
+        result: Result<Vec<i64>, Error>,
+    },
+    SetBack {
+        batch: Vec<Setback>,
+        result: Result<Vec<i64>, Error>,
+    },
 }
 
 pub(super) struct Engine {
@@ -126,6 +166,8 @@ pub(super) struct Engine {
     pub(super) store: Arc<dyn Store>,
     pub(super) instance: Arc<str>,
     pub(super) houses: HashMap<House, HouseState>,
+    /// How many houses it should own; None before that is known.
+    share: Option<usize>,
     pub(super) rows: HashMap<i64, Row>,
     pub(super) keys: HashMap<(House, KeyHash), KeyQueue>,
     pub(super) destinations: Vec<Destination>,
@@ -183,11 +225,13 @@ pub(super) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let (answers, mut answered) = mpsc::unbounded_channel();
+    shared.store.passed().clear();
     let now = Instant::now();
     let mut engine = Engine {
         store: shared.store.clone(),
         instance: "".into(),
         houses: HashMap::new(),
+        share: None,
         rows: HashMap::new(),
         keys: HashMap::new(),
         destinations: Vec::new(),
@@ -329,7 +373,11 @@ impl Engine {
 
     fn on_house_event(&mut self, event: HouseEvent) {
         match event {
-            HouseEvent::Instance(name) => self.instance = name.into(),
+            HouseEvent::Instance(name) => {
+                self.instance = name.into();
+                self.share = None;
+            }
+            HouseEvent::Share(share) => self.share = Some(share),
             HouseEvent::Gained(taken) => {
                 for t in taken {
                     let rows = self.rows.values().filter(|r| r.thin.house == t.house).count();
@@ -535,6 +583,14 @@ impl Engine {
 
     fn answer_drains(&mut self, now: Instant) {
         if self.drains.is_empty() {
+            return;
+        }
+        // More instances than houses: nothing is this one's to send.
+        if self.houses.is_empty() && self.share == Some(0) && self.lease_until.is_some_and(|until| now < until) {
+            for (_, done) in self.drains.drain(..) {
+                // Whoever asked may have gone.
+                let _ = done.send(());
+            }
             return;
         }
         let moving = |r: &Row| match r.state {

@@ -22,6 +22,8 @@ pub(super) enum HouseEvent {
     Gained(Vec<Taken>),
     /// Stop reading these, finish what is in flight, then say [`Report::Drained`].
     Release(Vec<House>),
+    /// How many houses are this instance's share, when that has changed.
+    Share(usize),
     /// These belong to somebody else now.
     Lost(Vec<House>),
     /// The name under which outcomes are written from now on.
@@ -47,6 +49,8 @@ struct Member {
     instance: Option<String>,
     /// Houses this instance owns; true while they are being drained.
     owned: HashMap<House, bool>,
+    /// The share that the engine knows of.
+    share: Option<usize>,
 }
 
 pub(super) async fn run(
@@ -55,7 +59,7 @@ pub(super) async fn run(
     mut reports: mpsc::UnboundedReceiver<Report>,
     lease: watch::Sender<Option<Instant>>,
 ) -> &'static str {
-    let mut member = Member { shared, to_engine, lease, instance: None, owned: HashMap::new() };
+    let mut member = Member { shared, to_engine, lease, instance: None, owned: HashMap::new(), share: None };
     let mut failures = 0u32;
     let mut next = Instant::now();
     loop {
@@ -122,6 +126,7 @@ impl Member {
         tracing::warn!(instance = self.instance, "the lease ran out; its houses may have other owners, joining again");
         self.lease.send_replace(None);
         self.instance = None;
+        self.share = None;
         let lost = self.owned.drain().map(|(house, _)| house).collect();
         self.tell(HouseEvent::Lost(lost));
         let mut stats = self.shared.stats();
@@ -146,6 +151,10 @@ impl Member {
         }
 
         let share = share(members.houses.len(), &live, name);
+        if self.share != Some(share) {
+            self.share = Some(share);
+            self.tell(HouseEvent::Share(share));
+        }
         let mut kept: Vec<House> = self.owned.iter().filter(|(_, draining)| !**draining).map(|(h, _)| *h).collect();
         if kept.len() > share {
             kept.sort_unstable();

@@ -296,7 +296,8 @@ impl Relay {
     }
 
     /// Resolves when every message that was due has been sent (or has failed) and the outcome is written.
-    /// Messages that wait for a retry, or whose destination is down, are left. Meant for tests and one-shot runs.
+    /// Messages that wait for a retry, or whose destination is down, are left; so are those of houses that other instances own.
+    /// An instance to which no house falls has nothing to do, and resolves as soon as it knows that. Meant for tests and one-shot runs.
     pub async fn drain_once(&self) {
         let (done, wait) = oneshot::channel();
         // The engine is gone only after shutdown, when there is nothing to wait for.
@@ -398,6 +399,12 @@ async fn upkeep(shared: Arc<Shared>) -> &'static str {
                 }
                 let mut stats = shared.stats();
                 stats.partitions_ahead = done.ahead;
+                if stats.problems != done.problems {
+                    for problem in &done.problems {
+                        tracing::error!("{problem}");
+                    }
+                    stats.problems = done.problems;
+                }
                 stats.pass("upkeep");
                 PERIOD
             }

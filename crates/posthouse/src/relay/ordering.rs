@@ -152,6 +152,7 @@ impl Engine {
 
     /// A keyed row was delivered: its follower may go.
     pub(super) fn key_delivered(&mut self, key: &(House, KeyHash), id: i64) {
+        self.store.passed().delivered(key, id);
         let Some(queue) = self.keys.get_mut(key) else { return };
         queue.chain.retain(|other| *other != id);
         queue.active.remove(&id);
@@ -256,6 +257,7 @@ impl Engine {
             !gone(key.0)
         });
         self.key_reads.retain(|key| !gone(key.0));
+        self.store.passed().forget_houses(gone);
     }
 
     /// Whether a row that becomes FAILED leaves its key's queue.

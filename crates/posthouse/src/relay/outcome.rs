@@ -1,5 +1,6 @@
 //! What came of a try, written back in batches.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::engine::{Engine, Event, State};
@@ -202,7 +203,14 @@ impl Engine {
                 stats.stale += (batch.len() - gone.len()) as u64;
                 stats.pass("completion");
                 drop(stats);
+                // Somebody else changed the others: they may be pending again.
+                let gone: HashSet<i64> = gone.into_iter().collect();
                 for done in batch {
+                    if !gone.contains(&done.id)
+                        && let Some(key) = self.rows.get(&done.id).and_then(|r| r.key.as_ref())
+                    {
+                        self.store.passed().leave_out(key);
+                    }
                     self.finished(done.id, true);
                 }
             }

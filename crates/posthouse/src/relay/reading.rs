@@ -64,6 +64,8 @@ pub(super) struct Reading {
     /// Changes known, and changes seen in the last poll.
     changes: Option<i64>,
     changes_seen: i64,
+    /// Before this the forward read doesn't reach back.
+    back_at: Instant,
     near_at: Instant,
     full_at: Instant,
     sweep: Option<Sweep>,
@@ -99,6 +101,7 @@ impl Reading {
             due_pause: DUE_AGAIN,
             changes: None,
             changes_seen: 0,
+            back_at: now,
             near_at: now + settings.near_sweep,
             full_at: now + settings.full_sweep,
             sweep: None,
@@ -201,8 +204,9 @@ impl Engine {
         if !self.has_room() {
             return false;
         }
-        // With nothing in memory the forward read reaches back as far as the near sweep and replaces it.
-        let reach_back = self.rows.is_empty() && !self.readable().any(|(_, h)| h.busy);
+        // With nothing in memory the forward read reaches back as far as the near sweep and replaces it, but not so often that it
+        // costs much where what was delivered can't be cleaned away.
+        let reach_back = now >= self.reading.back_at && self.rows.is_empty() && !self.readable().any(|(_, h)| h.busy);
         // Of the houses that were cut off last time a few in turn, in large steps; all of the others.
         let mut busy: Vec<House> = self.readable().filter(|(_, h)| h.busy).map(|(house, _)| house).collect();
         busy.sort_unstable();
@@ -241,9 +245,10 @@ impl Engine {
         self.reading.woken = false;
         let store = self.store.clone();
         self.io.spawn(async move {
-            let marks = marks_of(&asked);
+            let (started, marks) = (Instant::now(), marks_of(&asked));
             let result = store.poll(&marks, limit, &excluded).await;
-            Event::Polled { seq, asked, all, unfiltered, result }
+            let reached_back = reach_back.then(|| started.elapsed());
+            Event::Polled { seq, asked, all, unfiltered, reached_back, result }
         });
         true
     }
@@ -405,8 +410,11 @@ impl Engine {
     pub(super) fn on_read(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Polled { seq, asked, all, unfiltered, result } => {
+            Event::Polled { seq, asked, all, unfiltered, reached_back, result } => {
                 self.reading.fast = None;
+                if let Some(took) = reached_back {
+                    self.reading.back_at = now + took * SWEEP_SHARE;
+                }
                 if let Some(poll) = self.read_result(now, result) {
                     self.on_polled((seq, all, unfiltered), &asked, poll, now);
                 }
@@ -473,6 +481,9 @@ impl Engine {
                 self.reading.fast = None;
                 if let Some(changes) = self.read_result(now, result) {
                     self.reading.changes = Some(upto);
+                    let keys = changes.iter().filter_map(|c| Some((c.house, c.key.clone()?)));
+                    keys.for_each(|key| self.store.passed().leave_out(&key));
+                    self.store.passed().caught_up(upto);
                     for change in changes {
                         if self.rows.get(&change.id).is_some_and(|r| r.state == super::engine::State::Waiting) {
                             if let Some(key) = self.rows.get(&change.id).and_then(|r| r.key.clone()) {
@@ -584,7 +595,10 @@ impl Engine {
             };
             self.reading.due_by(at);
         }
-        self.reading.changes.get_or_insert(poll.changes);
+        if self.reading.changes.is_none() {
+            self.reading.changes = Some(poll.changes);
+            self.store.passed().caught_up(poll.changes);
+        }
         self.reading.changes_seen = self.reading.changes_seen.max(poll.changes);
         self.reading.interval = if found_new { EAGER } else { (self.reading.interval * 2).min(self.shared.settings.idle_poll) };
         let cut_off = cut_off || !all;

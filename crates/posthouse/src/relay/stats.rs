@@ -43,6 +43,8 @@ pub struct RelayStats {
     pub restarts: u64,
     /// Partitions of the log that are ready ahead.
     pub partitions_ahead: Option<u32>,
+    /// What keeps messages from being published or sent until a person mends it: a missing trigger, for example.
+    pub problems: Vec<String>,
     /// How long the last full sweep took.
     pub full_sweep: Option<Duration>,
     /// Destinations, by name.

@@ -3,9 +3,10 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `publish.rs` | inserting messages inside the caller's transaction |
-//! | `migrate.rs` | creating and upgrading the tables, partitions, resizing houses |
+//! | `migrate.rs` | creating and upgrading the tables |
 //! | `relay.rs` | membership, reads, outcomes |
 //! | `admin.rs` | what people look at and change |
+//! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 
 use std::future::Future;
 
@@ -17,6 +18,8 @@ use crate::message::Checked;
 mod insert;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(feature = "relay")]
+mod passed;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "relay")]
@@ -25,6 +28,8 @@ mod relay;
 pub(crate) mod sqlite;
 
 pub use insert::{InsertStatement, Param};
+#[cfg(feature = "relay")]
+pub use passed::Passed;
 #[cfg(feature = "relay")]
 pub use relay::*;
 

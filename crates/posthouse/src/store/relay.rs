@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
+use super::Passed;
 use crate::{Envelope, Error};
 
 /// What a store answers with.
@@ -142,6 +143,12 @@ impl Ahead {
         first
     }
 
+    /// The rows that are eligible, of a read that began with the first row of each key (or behind those that are done).
+    pub(crate) fn of_keys(mut self) -> Vec<Thin> {
+        self.link(false);
+        self.finish(u32::MAX, &mut [])
+    }
+
     /// The rows that are eligible; notes in `houses` where the limit cut the read off.
     pub(crate) fn finish(self, limit: u32, houses: &mut [HousePoll]) -> Vec<Thin> {
         let mut counts: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
@@ -244,6 +251,17 @@ pub struct Upkeep {
     pub created: u32,
     /// Partitions ready ahead of the newest id; None where the log isn't partitioned.
     pub ahead: Option<u32>,
+    /// What keeps messages from being published or sent until a person mends it: one sentence each, with what to do.
+    pub problems: Vec<String>,
+}
+
+/// What a missing trigger means.
+pub(crate) fn no_trigger(tables: &super::Tables, how: &str) -> String {
+    format!(
+        "the trigger {} on {} {how}, so messages are published but never sent; make it again with its statement in `posthouse migrate --print`",
+        tables.text("{=enqueue}"),
+        tables.name("message"),
+    )
 }
 
 /// A message as the lists show it.
@@ -489,7 +507,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn sweep<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Vec<Thin>>;
     /// Rows whose due time has come, after the cursor (due, id).
     fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage>;
-    /// The lowest rows of each key, up to `limit` per key.
+    /// How far keys are done.
+    fn passed(&self) -> &Passed;
+
+    /// The lowest rows of each key, as far as they are eligible, of up to `limit` per key. Starts behind what is [`Passed`].
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;
     /// Rows of one destination above the marks, up to `limit` per house.
     fn of_destination<'a>(&'a self, marks: &'a [Mark], destination: &'a str, limit: u32) -> Reply<'a, Vec<Thin>>;

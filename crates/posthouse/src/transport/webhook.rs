@@ -133,6 +133,7 @@ impl Verifier {
     ///
     /// # Errors
     /// Why it is not believed; nothing of it may be used then.
+    #[expect(clippy::disallowed_methods, reason = "the sender's wall clock is compared with this one")]
     pub fn verify(&self, id: &str, timestamp: &str, signatures: &str, body: &[u8]) -> Result<(), Refused> {
         self.verify_at(SystemTime::now(), id, timestamp, signatures, body)
     }

@@ -1,4 +1,5 @@
 //! Integration tests, one module per behaviour.
+#![allow(clippy::disallowed_methods, reason = "the databases of the tests run on this machine, and so share its clock")]
 
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod broker;

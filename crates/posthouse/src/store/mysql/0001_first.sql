@@ -100,11 +100,11 @@ CREATE TABLE IF NOT EXISTS {pending} (
     KEY pending_key (house, key_hash, id)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET = utf8mb4
 -- ;; function before
--- The nearest lower pending id of a key. A function, because only with constants is this one index lookup: as a correlated
+-- The nearest lower pending id of a key, above the one up to which the key is done. A function, because only with constants is this one index lookup: as a correlated
 -- subquery it walks all later rows of the key (8 ms instead of 12 us for each row of a key with 50 000).
-CREATE FUNCTION {before}(of_house INT, of_key BIGINT, of_id BIGINT) RETURNS BIGINT
+CREATE FUNCTION {before}(of_house INT, of_key BIGINT, passed BIGINT, of_id BIGINT) RETURNS BIGINT
     READS SQL DATA SQL SECURITY INVOKER
-    RETURN (SELECT MAX(k.id) FROM {pending} k WHERE k.house = of_house AND k.key_hash = of_key AND k.id < of_id)
+    RETURN (SELECT MAX(k.id) FROM {pending} k WHERE k.house = of_house AND k.key_hash = of_key AND k.id > passed AND k.id < of_id)
 -- ;;
 -- One row per finished batch and house. ids and versions are JSON arrays.
 CREATE TABLE IF NOT EXISTS {receipt} (

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    MessageFilter, MessageRow, Passed, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -24,7 +24,7 @@ macro_rules! thin {
         "p.house, p.id, p.destination, p.key_hash, p.size, p.attempts, p.claims, p.version, p.max_attempts, \
          CASE WHEN p.key_hash IS NULL OR p.id = (SELECT k.id FROM {pending} k FORCE INDEX (pending_key) \
               WHERE k.house = p.house AND k.key_hash = p.key_hash ORDER BY k.id LIMIT 1) \
-              THEN NULL ELSE {before}(p.house, p.key_hash, p.id) END AS before_id, \
+              THEN NULL ELSE {before}(p.house, p.key_hash, 0, p.id) END AS before_id, \
          TIMESTAMPDIFF(MICROSECOND, '1970-01-01', p.due_at) AS due"
     };
 }
@@ -67,10 +67,12 @@ const POLL_ARM: &str = concat!(
     ")%EXCLUDED% ORDER BY p.id LIMIT ?)"
 );
 
-// Plan: per key one lookup at the start of (house, key_hash), and for those that aren't its head one more.
-const BEFORE: &str = "SELECT d.id, CASE WHEN d.id = (SELECT k.id FROM {pending} k FORCE INDEX (pending_key) \
-          WHERE k.house = d.house AND k.key_hash = d.key_hash ORDER BY k.id LIMIT 1) THEN NULL ELSE {before}(d.house, d.key_hash, d.id) END \
-     FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', key_hash BIGINT PATH '$[1]', id BIGINT PATH '$[2]')) d";
+// Plan: per key one lookup at the start of (house, key_hash), and for those that aren't its head one more; for keys of which
+// something is done one that ends there.
+const BEFORE: &str = "SELECT d.id, CASE WHEN d.passed = 0 AND d.id = (SELECT k.id FROM {pending} k FORCE INDEX (pending_key) \
+          WHERE k.house = d.house AND k.key_hash = d.key_hash ORDER BY k.id LIMIT 1) THEN NULL ELSE {before}(d.house, d.key_hash, d.passed, d.id) END, \
+     (SELECT changes FROM {changes}) \
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', key_hash BIGINT PATH '$[1]', passed BIGINT PATH '$[2]', id BIGINT PATH '$[3]')) d";
 
 // Plan: one range scan of the primary key; a lookup in (house, key_hash, id) for keyed rows. `before` is NULL for all of them.
 const SWEEP_ARM: &str = concat!(
@@ -99,10 +101,9 @@ const NEXT_DUE_ARM: &str = "(SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6),
 // Plan: one range scan of (house, key_hash, id).
 const KEY_ARM: &str = concat!(
     "(SELECT ",
-    thin!(),
-    " FROM {pending} p FORCE INDEX (pending_key) WHERE p.house = ? AND p.key_hash = ? AND ",
-    eligible!(),
-    " ORDER BY p.id LIMIT ?)"
+    ahead!(),
+    ", (SELECT changes FROM {changes}) AS changes \
+       FROM {pending} p FORCE INDEX (pending_key) WHERE p.house = ? AND p.key_hash = ? AND p.id > ? ORDER BY p.id LIMIT ?)"
 );
 
 // Plan: one range scan of the primary key, filtered.
@@ -187,6 +188,7 @@ pub(crate) struct MySqlStore {
     sql: Statements,
     /// Statements of many arms, by template, arms and excluded destinations.
     unions: Mutex<HashMap<(&'static str, usize, usize), SqlStr>>,
+    passed: Passed,
 }
 
 #[derive(Debug)]
@@ -252,6 +254,7 @@ impl MySqlStore {
                 free: sql(FREE),
             },
             unions: Mutex::default(),
+            passed: Passed::default(),
         }
     }
 
@@ -562,6 +565,10 @@ impl Store for MySqlStore {
         })
     }
 
+    fn passed(&self) -> &Passed {
+        &self.passed
+    }
+
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
         on!(self.work, self.deadline, "forward read", |c| {
             let excluded = padded(excluded);
@@ -614,9 +621,20 @@ impl Store for MySqlStore {
             }
             let mut first = ahead.link(!excluded.is_empty());
             if !first.is_empty() {
-                let keys: Vec<_> = first.iter().map(|t| (t.house.0, t.key.as_ref().map(|k| k.number), t.id)).collect();
-                let rows = sqlx::query_as(self.sql.before.clone()).bind(json(&keys)?).fetch_all(&mut *c).await?;
-                let before: HashMap<i64, Option<i64>> = rows.into_iter().collect();
+                let mut known = self.passed.counts(out.changes);
+                let before: HashMap<i64, Option<i64>> = loop {
+                    let passed = |t: &Thin| t.key.clone().filter(|_| known).map_or(0, |k| self.passed.after(&(t.house, k), t.id));
+                    let keys: Vec<_> =
+                        first.iter().map(|t| (t.house.0, t.key.as_ref().map(|k| k.number), passed(t), t.id)).collect();
+                    let rows: Vec<(i64, Option<i64>, i64)> =
+                        sqlx::query_as(self.sql.before.clone()).bind(json(&keys)?).fetch_all(&mut *c).await?;
+                    if known && rows.iter().any(|row| !self.passed.counts(row.2)) {
+                        // An operator may have put a row back.
+                        known = false;
+                        continue;
+                    }
+                    break rows.into_iter().map(|row| (row.0, row.1)).collect();
+                };
                 for thin in &mut first {
                     thin.before = before.get(&thin.id).copied().flatten();
                 }
@@ -670,16 +688,29 @@ impl Store for MySqlStore {
 
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>> {
         on!(self.work, self.deadline, "key read", |c| {
-            let mut rows = Vec::new();
+            let mut ahead = Ahead::default();
             for keys in keys.chunks(ARMS) {
                 let arms = keys.len().next_power_of_two();
-                let mut query = sqlx::query(self.union(KEY_ARM, arms, 0));
-                for (house, key) in keys.iter().map(|(h, k)| (h.0, k.number)).chain(NOTHING).take(arms) {
-                    query = query.bind(house).bind(key).bind(i64::from(limit));
+                let mut passed: Vec<i64> = keys.iter().map(|k| self.passed.after(k, i64::MAX)).collect();
+                let rows = loop {
+                    let mut query = sqlx::query(self.union(KEY_ARM, arms, 0));
+                    let arm = keys.iter().map(|(h, k)| (h.0, k.number)).chain(NOTHING).take(arms);
+                    for ((house, key), passed) in arm.zip(passed.iter().copied().chain(std::iter::repeat(0))) {
+                        query = query.bind(house).bind(key).bind(passed).bind(i64::from(limit));
+                    }
+                    let rows = query.fetch_all(&mut *c).await?;
+                    let changes = rows.first().map(|row| int(row, 11)).transpose()?;
+                    if changes.is_none_or(|n| self.passed.counts(n)) || passed.iter().all(|id| *id == 0) {
+                        break rows;
+                    }
+                    // An operator may have put a row back.
+                    passed.fill(0);
+                };
+                for row in &rows {
+                    ahead.push(thin(row)?);
                 }
-                rows.extend(query.fetch_all(&mut *c).await?);
             }
-            thins(&rows)
+            Ok(ahead.of_keys())
         })
     }
 
@@ -796,7 +827,7 @@ impl Store for MySqlStore {
 
     fn upkeep(&self) -> Reply<'_, Upkeep> {
         on!(self.work, self.deadline, "upkeep", |c| {
-            let (created, ahead) = super::migrate::upkeep(c, &self.tables).await?;
+            let (created, ahead) = super::upkeep::upkeep(c, &self.tables).await?;
             // An instance's row is only needed while its houses may still name it.
             sqlx::query(self.tables.sql(
                 "DELETE FROM {instance} WHERE lease_until < UTC_TIMESTAMP(6) - INTERVAL 1 DAY \
@@ -804,7 +835,8 @@ impl Store for MySqlStore {
             ))
             .execute(&mut *c)
             .await?;
-            Ok(Upkeep { created, ahead: Some(ahead) })
+            let problems = super::upkeep::problems(c, &self.tables).await?;
+            Ok(Upkeep { created, ahead: Some(ahead), problems })
         })
     }
 
@@ -831,7 +863,7 @@ impl Store for MySqlStore {
     fn resize(&self, houses: u16) -> Reply<'_, u64> {
         // Re-housing a large pending set takes longer than any other call.
         on!(self.work, Duration::from_secs(600).max(self.deadline), "resizing houses", |c| {
-            super::migrate::resize(c, &self.tables, houses, lock_wait(self.deadline)).await
+            super::upkeep::resize(c, &self.tables, houses, lock_wait(self.deadline)).await
         })
     }
 
@@ -866,7 +898,7 @@ mod tests {
             (POLL_ARM, &["1", "0", "'a'", "'b'", "10"][..], "PRIMARY"),
             (SWEEP_ARM, &["1", "0", "1000", "'a'", "'b'", "10"], "PRIMARY"),
             (DUE_ARM, &["1", "5", "5", "6", "'a'", "'b'", "10"], "pending_due"),
-            (KEY_ARM, &["1", "7", "10"], "pending_key"),
+            (KEY_ARM, &["1", "7", "5", "10"], "pending_key"),
             (DESTINATION_ARM, &["1", "0", "'a'", "10"], "PRIMARY"),
             (PEEK_ARM, &["1", "1", "0", "1", "1"], ""),
             (NEXT_DUE_ARM, &["1"], ""),

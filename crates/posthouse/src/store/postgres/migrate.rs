@@ -11,10 +11,10 @@ use crate::{Error, ErrorKind};
 pub(crate) const PARTITION_SIZE: i64 = 4_000_000;
 
 /// Partitions kept ready ahead of the newest id.
-const PARTITIONS_AHEAD: i64 = 32;
+pub(super) const PARTITIONS_AHEAD: i64 = 32;
 
 /// How long one piece of DDL waits for its locks before it steps back and lets others pass.
-const LOCK_TIMEOUT: &str = "100ms";
+pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
 /// How long migration keeps trying.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ const FIRST: &str = include_str!("0001_first.sql");
 /// Replaced whole by a resize. The number stands in it as a constant, because sessions keep plans in which this function is
 /// expanded, and throw them away when it is replaced; had it called a function for the number, that one's result would have
 /// stayed in their plans, and their messages would have gone to houses that nobody reads.
-const HOUSE_OF: &str =
+pub(super) const HOUSE_OF: &str =
     "CREATE OR REPLACE FUNCTION {house_of}(destination text, message_key text, message_id text) RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$SELECT ({hash}(destination, message_key, message_id) % %HOUSES%)::integer$$";
@@ -138,7 +138,7 @@ pub(super) async fn ahead(conn: &mut PgConnection, tables: &Tables) -> Result<(i
 }
 
 /// Makes the missing partitions; answers how many. Runs inside a transaction with a lock timeout.
-async fn partitions_ahead(conn: &mut PgConnection, tables: &Tables) -> Result<u32, Error> {
+pub(super) async fn partitions_ahead(conn: &mut PgConnection, tables: &Tables) -> Result<u32, Error> {
     let (last, parts) = ahead(conn, tables).await?;
     let current = last / PARTITION_SIZE;
     let mut created = 0;
@@ -149,63 +149,4 @@ async fn partitions_ahead(conn: &mut PgConnection, tables: &Tables) -> Result<u3
         }
     }
     Ok(created)
-}
-
-/// One round of making partitions; a lock that isn't free within the lock timeout is left for the next round.
-pub(super) async fn upkeep(conn: &mut PgConnection, tables: &Tables) -> Result<(u32, u32), Error> {
-    let (last, parts) = ahead(conn, tables).await?;
-    let current = last / PARTITION_SIZE;
-    let mut ready = (1..).take_while(|n| parts.contains(&(current + n))).count() as u32;
-    let mut created = 0;
-    if i64::from(ready) < PARTITIONS_AHEAD || !parts.contains(&current) {
-        let mut tx = conn.begin().await?;
-        sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))).execute(&mut *tx).await?;
-        let lock = format!("posthouse partitions {}", tables.name("message"));
-        if sqlx::query_scalar("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))").bind(lock).fetch_one(&mut *tx).await? {
-            created = partitions_ahead(&mut tx, tables).await?;
-            tx.commit().await?;
-            ready = PARTITIONS_AHEAD as u32;
-        }
-    }
-    Ok((created, ready))
-}
-
-/// Changes the number of houses under one lock that waits for every publishing transaction and blocks new ones.
-#[cfg(feature = "relay")]
-pub(super) async fn resize(conn: &mut PgConnection, tables: &Tables, houses: u16) -> Result<u64, Error> {
-    let mut tx = conn.begin().await?;
-    sqlx::raw_sql("SET LOCAL lock_timeout = '30s'").execute(&mut *tx).await?;
-    sqlx::raw_sql(tables.sql("LOCK TABLE {pending}, {house}, {meta} IN EXCLUSIVE MODE")).execute(&mut *tx).await?;
-    sqlx::raw_sql(tables.sql(&HOUSE_OF.replace("%HOUSES%", &houses.to_string()))).execute(&mut *tx).await?;
-    let moved = sqlx::query(tables.sql(
-        "UPDATE {pending} p SET house = {house_of}(m.destination, m.message_key, m.message_id), version = p.version + 1 \
-           FROM (SELECT id, destination, message_key, message_id FROM {message} \
-                 UNION ALL SELECT id, destination, message_key, message_id FROM {kept}) m \
-          WHERE m.id = p.id",
-    ))
-    .execute(&mut *tx)
-    .await?
-    .rows_affected();
-    // Rows without a log row keep their place modulo the new number, so that they stay visible to their owner's alarm.
-    sqlx::query(tables.sql("UPDATE {pending} SET house = ((house % $1) + $1) % $1 WHERE house >= $1 OR house < 0"))
-        .bind(i32::from(houses))
-        .execute(&mut *tx)
-        .await?;
-    // Epochs never restart, even when a house goes and comes back: all move above the highest there was.
-    sqlx::query(tables.sql("UPDATE {house} SET owner = NULL, epoch = (SELECT max(epoch) + 1 FROM {house})"))
-        .execute(&mut *tx)
-        .await?;
-    sqlx::query(tables.sql("DELETE FROM {house} WHERE house >= $1")).bind(i32::from(houses)).execute(&mut *tx).await?;
-    sqlx::query(tables.sql(
-        "INSERT INTO {house} (house, epoch) SELECT n, (SELECT max(epoch) FROM {house}) FROM generate_series(0, $1 - 1) n ON CONFLICT DO NOTHING",
-    ))
-    .bind(i32::from(houses))
-    .execute(&mut *tx)
-    .await?;
-    sqlx::query(tables.sql("UPDATE {meta} SET houses = $1, changes = changes + 1"))
-        .bind(i32::from(houses))
-        .execute(&mut *tx)
-        .await?;
-    tx.commit().await?;
-    Ok(moved)
 }

@@ -6,6 +6,8 @@ mod migrate;
 mod publish;
 #[cfg(feature = "relay")]
 mod relay;
+#[cfg(feature = "relay")]
+mod upkeep;
 
 #[cfg(feature = "relay")]
 pub(crate) use relay::PostgresStore;

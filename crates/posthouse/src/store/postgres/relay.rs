@@ -10,7 +10,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    MessageFilter, MessageRow, Passed, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -59,18 +59,21 @@ const POLL: &str = concat!(
     ") AND p.destination <> ALL($3) ORDER BY p.id LIMIT $4) r"
 );
 
-// Plan: per key one lookup in (house, key_hash, id).
+// Plan: per key one lookup in (house, key_hash, id), which ends at what is passed.
 const BEFORE: &str = "SELECT d.id, (SELECT k.id FROM {pending} k WHERE k.house = d.house AND k.key_hash = d.key_hash AND k.id < d.id \
-     ORDER BY k.id DESC LIMIT 1) FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS d(house, key_hash, id)";
+     AND k.id > d.passed ORDER BY k.id DESC LIMIT 1) \
+     FROM unnest($1::integer[], $2::bigint[], $3::bigint[], $4::bigint[]) AS d(house, key_hash, id, passed)";
 
-// Plan: per house one range scan of the primary key; an anti-join probe of (house, key_hash, id) for keyed rows.
+// Plan: per house one range scan of the primary key; for keyed rows a backward probe of (house, key_hash, id), which finds the
+// neighbour of all but a key's first row. NOT EXISTS would begin at the start of the key, with all that was delivered and is
+// not cleaned away yet, for each of them.
 const SWEEP: &str = concat!(
     "SELECT r.* FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS h(house, mark, upto) CROSS JOIN LATERAL (SELECT ",
     thin!(),
     " FROM {pending} p WHERE p.house = h.house AND p.id > h.mark AND p.id <= h.upto AND ",
     eligible!(),
-    " AND p.destination <> ALL($4) AND (p.key_hash IS NULL OR NOT EXISTS (SELECT FROM {pending} k \
-          WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id)) ORDER BY p.id LIMIT $5) r"
+    " AND p.destination <> ALL($4) AND (p.key_hash IS NULL OR (SELECT k.id FROM {pending} k \
+          WHERE k.house = p.house AND k.key_hash = p.key_hash AND k.id < p.id ORDER BY k.id DESC LIMIT 1) IS NULL) ORDER BY p.id LIMIT $5) r"
 );
 
 // Plan: per house one range scan of the partial index (house, due_at, id).
@@ -88,11 +91,10 @@ const NEXT_DUE: &str = "SELECT min(d.due) FROM unnest($1::integer[]) AS h(house)
 
 // Plan: per key one range scan of (house, key_hash, id).
 const OF_KEYS: &str = concat!(
-    "SELECT r.* FROM unnest($1::integer[], $2::bigint[]) AS h(house, key_hash) CROSS JOIN LATERAL (SELECT ",
-    thin!(),
-    " FROM {pending} p WHERE p.house = h.house AND p.key_hash = h.key_hash AND ",
-    eligible!(),
-    " ORDER BY p.id LIMIT $3) r"
+    "SELECT r.*, (SELECT changes FROM {meta}) FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS h(house, key_hash, passed) \
+       CROSS JOIN LATERAL (SELECT ",
+    ahead!(),
+    " FROM {pending} p WHERE p.house = h.house AND p.key_hash = h.key_hash AND p.id > h.passed ORDER BY p.id LIMIT $4) r"
 );
 
 // Plan: per house one range scan of the primary key, filtered.
@@ -164,6 +166,7 @@ pub(crate) struct PostgresStore {
     pub(super) tables: Tables,
     deadline: Duration,
     sql: Statements,
+    passed: Passed,
 }
 
 #[derive(Debug)]
@@ -223,6 +226,7 @@ impl PostgresStore {
                 take_locks: sql(TAKE_LOCKS),
                 take: sql(TAKE),
             },
+            passed: Passed::default(),
         }
     }
 }
@@ -369,6 +373,10 @@ impl Store for PostgresStore {
         })
     }
 
+    fn passed(&self) -> &Passed {
+        &self.passed
+    }
+
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
         on!(self.work, self.deadline, "forward read", |c| {
             let rows = sqlx::query(self.sql.poll.clone())
@@ -391,10 +399,13 @@ impl Store for PostgresStore {
             }
             let mut first = ahead.link(!excluded.is_empty());
             if !first.is_empty() {
+                let known = self.passed.counts(out.changes);
+                let passed = |t: &Thin| t.key.clone().filter(|_| known).map_or(0, |k| self.passed.after(&(t.house, k), t.id));
                 let rows = sqlx::query_as(self.sql.before.clone())
                     .bind(first.iter().map(|t| t.house.0).collect::<Vec<_>>())
                     .bind(first.iter().map(|t| t.key.as_ref().map(|k| k.number)).collect::<Vec<_>>())
                     .bind(first.iter().map(|t| t.id).collect::<Vec<_>>())
+                    .bind(first.iter().map(|t| passed(t)).collect::<Vec<_>>())
                     .fetch_all(&mut *c)
                     .await?;
                 let before: HashMap<i64, Option<i64>> = rows.into_iter().collect();
@@ -439,13 +450,27 @@ impl Store for PostgresStore {
 
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>> {
         on!(self.work, self.deadline, "key read", |c| {
-            let rows = sqlx::query(self.sql.of_keys.clone())
-                .bind(keys.iter().map(|k| k.0.0).collect::<Vec<_>>())
-                .bind(keys.iter().map(|k| k.1.number).collect::<Vec<_>>())
-                .bind(i64::from(limit))
-                .fetch_all(&mut *c)
-                .await?;
-            thins(&rows)
+            let mut passed: Vec<i64> = keys.iter().map(|k| self.passed.after(k, i64::MAX)).collect();
+            loop {
+                let rows = sqlx::query(self.sql.of_keys.clone())
+                    .bind(keys.iter().map(|k| k.0.0).collect::<Vec<_>>())
+                    .bind(keys.iter().map(|k| k.1.number).collect::<Vec<_>>())
+                    .bind(&passed)
+                    .bind(i64::from(limit))
+                    .fetch_all(&mut *c)
+                    .await?;
+                let changes = rows.first().map(|row| row.try_get(11)).transpose()?;
+                if changes.is_some_and(|n| !self.passed.counts(n)) && passed.iter().any(|id| *id > 0) {
+                    // An operator may have put a row back.
+                    passed.fill(0);
+                    continue;
+                }
+                let mut ahead = Ahead::default();
+                for row in &rows {
+                    ahead.push(thin(row)?);
+                }
+                break Ok(ahead.of_keys());
+            }
         })
     }
 
@@ -535,7 +560,7 @@ impl Store for PostgresStore {
 
     fn upkeep(&self) -> Reply<'_, Upkeep> {
         on!(self.work, self.deadline, "upkeep", |c| {
-            let (created, ahead) = super::migrate::upkeep(c, &self.tables).await?;
+            let (created, ahead) = super::upkeep::upkeep(c, &self.tables).await?;
             // An instance's row is only needed while its houses may still name it.
             sqlx::query(self.tables.sql(
                 "DELETE FROM {instance} i WHERE i.lease_until < clock_timestamp() - interval '1 day' \
@@ -543,7 +568,8 @@ impl Store for PostgresStore {
             ))
             .execute(&mut *c)
             .await?;
-            Ok(Upkeep { created, ahead: Some(ahead) })
+            let problems = super::upkeep::problems(c, &self.tables).await?;
+            Ok(Upkeep { created, ahead: Some(ahead), problems })
         })
     }
 
@@ -570,7 +596,7 @@ impl Store for PostgresStore {
     fn resize(&self, houses: u16) -> Reply<'_, u64> {
         // Re-housing a large pending set takes longer than any other call.
         on!(self.work, Duration::from_secs(600).max(self.deadline), "resizing houses", |c| {
-            super::migrate::resize(c, &self.tables, houses).await
+            super::upkeep::resize(c, &self.tables, houses).await
         })
     }
 

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    MessageFilter, MessageRow, Passed, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, no_trigger, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -107,10 +107,9 @@ const NEXT_DUE: &str = concat!(
 // Plan: one range scan of (house, key_hash, id).
 const OF_KEY: &str = concat!(
     "SELECT ",
-    thin!(),
-    " FROM {pending} p INDEXED BY {-pending_key} WHERE p.house = ?1 AND p.key_hash = ?2 AND ",
-    eligible!(),
-    " ORDER BY p.id LIMIT ?3"
+    ahead!(),
+    ", (SELECT changes FROM {meta}) AS changes \
+       FROM {pending} p INDEXED BY {-pending_key} WHERE p.house = ?1 AND p.key_hash = ?2 AND p.id > ?4 ORDER BY p.id LIMIT ?3"
 );
 
 // Plan: one range scan of the primary key, filtered.
@@ -193,6 +192,7 @@ pub(crate) struct SqliteStore {
     pub(super) tables: Tables,
     deadline: Duration,
     sql: Statements,
+    passed: Passed,
 }
 
 #[derive(Debug)]
@@ -267,6 +267,7 @@ impl SqliteStore {
                 members: sql(MEMBERS),
                 free: sql(FREE),
             },
+            passed: Passed::default(),
         }
     }
 }
@@ -464,6 +465,10 @@ impl Store for SqliteStore {
         })
     }
 
+    fn passed(&self) -> &Passed {
+        &self.passed
+    }
+
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {
         on!(self.work, self.deadline, "forward read", |c| {
             let gaps = !excluded.is_empty();
@@ -531,12 +536,24 @@ impl Store for SqliteStore {
 
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>> {
         on!(self.work, self.deadline, "key read", |c| {
-            let mut rows = Vec::new();
-            for (house, key) in keys {
-                let query = sqlx::query(self.sql.of_key.clone()).bind(house.0).bind(key.text.as_deref()).bind(limit);
-                rows.extend(query.fetch_all(&mut *c).await?);
+            let mut ahead = Ahead::default();
+            for key in keys {
+                let mut passed = self.passed.after(key, i64::MAX);
+                let rows = loop {
+                    let query = sqlx::query(self.sql.of_key.clone()).bind(key.0.0).bind(key.1.text.as_deref());
+                    let rows = query.bind(limit).bind(passed).fetch_all(&mut *c).await?;
+                    let changes = rows.first().map(|row| row.try_get(11)).transpose()?;
+                    if passed == 0 || changes.is_none_or(|n| self.passed.counts(n)) {
+                        break rows;
+                    }
+                    // An operator may have put a row back.
+                    passed = 0;
+                };
+                for row in &rows {
+                    ahead.push(thin(row)?);
+                }
             }
-            thins(&rows)
+            Ok(ahead.of_keys())
         })
     }
 
@@ -645,7 +662,15 @@ impl Store for SqliteStore {
             )))
             .execute(&mut *c)
             .await?;
-            Ok(Upkeep { created: 0, ahead: None })
+            let trigger: bool = sqlx::query_scalar(
+                "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND name = ? AND tbl_name = ?)",
+            )
+            .bind(self.tables.text("{=enqueue}"))
+            .bind(self.tables.text("{=message}"))
+            .fetch_one(&mut *c)
+            .await?;
+            let problems = if trigger { Vec::new() } else { vec![no_trigger(&self.tables, "is missing")] };
+            Ok(Upkeep { created: 0, ahead: None, problems })
         })
     }
 

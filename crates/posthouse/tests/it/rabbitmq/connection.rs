@@ -111,7 +111,13 @@ async fn a_vanished_peer_is_given_up_at_the_deadline() {
         }
         proxy.set(Mode::Open);
         let started = Instant::now();
-        assert_eq!(send(&transport, &format!("/{queue}")).await, Outcome::Delivered);
+        // The old connection's end may be noticed by the first of them.
+        let mut last = send(&transport, &format!("/{queue}")).await;
+        if last != Outcome::Delivered {
+            says(unavailable(&last), &["broke"]);
+            last = send(&transport, &format!("/{queue}")).await;
+        }
+        assert_eq!(last, Outcome::Delivered);
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     })
     .await;

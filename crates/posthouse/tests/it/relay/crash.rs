@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use posthouse::store::Backend;
 use posthouse::transport::{Delivery, from_fn};
@@ -11,6 +11,9 @@ use posthouse::{Message, Outbox, Relay};
 
 use super::quick;
 use crate::support::{MySql, Postgres, SOON, Sqlite, TestDb, messages, on_all_databases, outbox_at, pending, scale, wait_for};
+
+/// The lease of a child's relay.
+pub(super) const CHILD_LEASE: Duration = Duration::from_millis(1_500);
 
 on_all_databases!(killed_at_random_points_nothing_is_lost, message_that_kills_its_process_ends_failed);
 
@@ -39,6 +42,10 @@ fn say(line: &str) {
 }
 
 async fn play<T: TestDb>(role: &str, url: &str, schema: Option<&str>) {
+    if role == "clock" {
+        let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        say(&format!("clock {}", clock.as_secs()));
+    }
     let outbox = outbox_at::<T::Db>(T::connect(url).await, schema);
     let poison = role == "poison";
     let transport = from_fn(move |d: Delivery| {
@@ -48,13 +55,22 @@ async fn play<T: TestDb>(role: &str, url: &str, schema: Option<&str>) {
             std::process::abort();
         }
         say(&format!("got {} {} {}", m.message_id, m.key.as_deref().unwrap_or("-"), payload));
-        async move { d.delivered() }
+        async move { if payload == "retry" { d.retry("not now", Some(Duration::from_secs(3600))) } else { d.delivered() } }
     });
     let mut settings = quick();
-    settings.lease = Duration::from_millis(1_500);
+    settings.lease = CHILD_LEASE;
     settings.heartbeat = Duration::from_millis(200);
     settings.send_timeout = Duration::from_millis(800);
     let relay = Relay::builder(&outbox).settings(settings).transport("test", transport).start().await.expect("relay");
+    if role == "clock" {
+        for message in [
+            Message::to("test:a").id("retry").payload("retry"),
+            Message::to("test:a").id("later").deliver_in(Duration::from_secs(3600)),
+        ] {
+            outbox.publish_alone(message).await.expect("publish");
+        }
+        std::future::pending::<()>().await;
+    }
     if poison {
         say("ready");
         std::future::pending::<()>().await;
@@ -88,9 +104,20 @@ async fn publish<DB: Backend>(outbox: &Outbox<DB>, n: u64, id: &str) -> Result<b
 }
 
 fn spawn<T: TestDb>(role: &str, url: &str, schema: Option<&str>, start: u64) -> Child {
+    spawn_with::<T>(role, url, schema, start, &[])
+}
+
+pub(super) fn spawn_with<T: TestDb>(
+    role: &str,
+    url: &str,
+    schema: Option<&str>,
+    start: u64,
+    environment: &[(&str, String)],
+) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "relay::crash::child", "--nocapture", "--test-threads=1"])
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .env("POSTHOUSE_CHILD", role)
         .env("POSTHOUSE_CHILD_URL", url)
         .env("POSTHOUSE_CHILD_DB", T::NAME)
@@ -105,7 +132,7 @@ fn spawn<T: TestDb>(role: &str, url: &str, schema: Option<&str>, start: u64) -> 
 }
 
 /// Reads the child's report until it ends (it is killed meanwhile).
-fn lines(child: &mut Child) -> std::sync::mpsc::Receiver<String> {
+pub(super) fn lines(child: &mut Child) -> std::sync::mpsc::Receiver<String> {
     let (tell, told) = std::sync::mpsc::channel();
     let out = child.stdout.take().expect("stdout");
     std::thread::spawn(move || {

@@ -15,6 +15,7 @@ on_all_databases!(
     graceful_stop_hands_over_at_once,
     slow_handler_keeps_its_lease,
     lost_lease_is_noticed_and_joined_again,
+    an_instance_without_houses_has_nothing_to_drain,
     wrong_number_of_houses_refuses_to_start,
 );
 
@@ -151,4 +152,37 @@ async fn wrong_number_of_houses_refuses_to_start<T: TestDb>() {
     bad.heartbeat = Duration::from_secs(2);
     let refused = Relay::builder(&outbox).settings(bad).start().await.unwrap_err().to_string();
     assert!(refused.contains("send_timeout") && refused.contains("heartbeat"), "T13, all at once: {refused}");
+}
+
+async fn an_instance_without_houses_has_nothing_to_drain<T: TestDb>() {
+    let place = T::place().await;
+    let mut builder = Outbox::builder(place.pool.clone()).houses(1);
+    if let Some(schema) = &place.schema {
+        builder = builder.schema(schema);
+    }
+    let outbox = builder.build().unwrap();
+    outbox.migrate().await.unwrap();
+    let named = |name: &str| {
+        let mut settings = quick();
+        settings.instance = Some(name.to_owned());
+        settings
+    };
+    // The one house goes to the first by name, and the message in it stays there.
+    let holds = from_fn(|d: Delivery| async move {
+        std::future::pending::<()>().await;
+        drop(d);
+    });
+    let first = Relay::builder(&outbox).settings(named("a")).transport("test", holds).start().await.unwrap();
+    outbox.publish_alone(Message::to("test:a")).await.unwrap();
+    wait_for("in flight", SOON, async || first.stats().in_flight == 1).await;
+    let log = Log::default();
+    let second = Relay::builder(&outbox).settings(named("b")).transport("test", Recorder(log.clone())).start().await.unwrap();
+    tokio::time::timeout(SOON, second.drain_once()).await.expect("nothing is due to an instance without a house");
+    assert_eq!((log.len(), second.stats().houses), (0, 0));
+    // Once it has the house, it has its message to send.
+    first.shutdown(Duration::ZERO).await;
+    wait_for("the house", SOON, async || second.stats().houses == 1).await;
+    tokio::time::timeout(SOON, second.drain_once()).await.expect("drained");
+    assert_eq!(log.len(), 1);
+    second.shutdown(Duration::from_secs(5)).await;
 }

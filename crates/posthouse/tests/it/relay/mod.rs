@@ -1,6 +1,7 @@
 //! The relay on real databases, one behaviour per file.
 
 mod breaker;
+mod clock;
 mod crash;
 mod delivery;
 mod idle;
@@ -9,6 +10,7 @@ mod order;
 mod outage;
 mod pipelined;
 mod retry;
+mod snapshot;
 mod starvation;
 
 use std::collections::HashMap;

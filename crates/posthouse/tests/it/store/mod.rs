@@ -7,6 +7,7 @@ mod membership;
 mod migrate;
 mod order;
 mod outcomes;
+mod problems;
 mod publish;
 mod reading;
 mod tables;

@@ -281,7 +281,9 @@ impl Target for ToNats {
     }
 
     async fn received(&self, n: usize) -> Vec<Received> {
-        let consumer = self.stream.create_consumer(jetstream::consumer::pull::Config::default()).await.unwrap();
+        let ack_policy = jetstream::consumer::AckPolicy::None;
+        let config = jetstream::consumer::pull::Config { ack_policy, ..Default::default() };
+        let consumer = self.stream.create_consumer(config).await.unwrap();
         let mut messages = consumer.messages().await.unwrap();
         let mut out = Vec::new();
         while out.len() < n {
