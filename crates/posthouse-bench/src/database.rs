@@ -3,7 +3,13 @@
 use clap::ValueEnum;
 use posthouse::store::Backend;
 use posthouse::{Outbox, Tx};
-use sqlx::{AssertSqlSafe, MySqlPool, PgPool, Row, SqlitePool};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::sqlite::SqlitePoolOptions;
+use sqlx::{AssertSqlSafe, Row};
+
+/// Connections of a pool where the number is not what is measured: sqlx's default.
+pub(crate) const CONNECTIONS: u32 = 10;
 
 /// The databases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -21,14 +27,26 @@ impl Kind {
             Kind::Sqlite => "sqlite",
         }
     }
+
+    /// The variable that names the server; SQLite has none.
+    pub(crate) fn variable(self) -> Option<&'static str> {
+        match self {
+            Kind::Postgres => Some("POSTHOUSE_TEST_POSTGRES_URL"),
+            Kind::Mysql => Some("POSTHOUSE_TEST_MYSQL_URL"),
+            Kind::Sqlite => None,
+        }
+    }
 }
 
-fn url(variable: &str) -> String {
+/// The server that a variable names.
+pub(crate) fn url(variable: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| {
-        eprintln!("{variable} is not set; run: scripts/services start && eval \"$(scripts/services env)\"");
+        eprintln!("{variable} is not set; {HOW_TO_SET}");
         std::process::exit(3)
     })
 }
+
+pub(crate) const HOW_TO_SET: &str = "run: scripts/services start && eval \"$(scripts/services env)\"";
 
 /// Ends the run with what went wrong: a figure of a failed run is worth nothing.
 pub(crate) fn must<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) -> T {
@@ -38,15 +56,18 @@ pub(crate) fn must<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) ->
     })
 }
 
-fn fresh_name() -> String {
+/// A name that nobody else uses.
+pub(crate) fn fresh_name() -> String {
     format!("bench_{:08x}", fastrand::u32(..))
 }
 
 /// A database the rig can measure: how to get a fresh set of tables, and the raw loops that set the limit.
 pub(crate) trait Rig: Backend {
     const KIND: Kind;
-    /// A fresh, migrated set of tables.
-    fn fresh() -> impl Future<Output = Outbox<Self>> + Send;
+    /// A fresh, migrated set of tables, with a pool of at most `connections`.
+    fn fresh(connections: u32) -> impl Future<Output = Outbox<Self>> + Send;
+    /// Drops the tables and closes the pool.
+    fn remove(outbox: Outbox<Self>) -> impl Future<Output = ()> + Send;
     /// Reads and deletes everything pending, one batch after the other on one connection; answers how many there were.
     fn raw_drain(outbox: &Outbox<Self>, batch: usize) -> impl Future<Output = Result<usize, sqlx::Error>> + Send;
     /// Runs one statement that takes no values.
@@ -58,6 +79,8 @@ pub(crate) trait Rig: Backend {
         order: i64,
         plain: Option<&[u8]>,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    /// How many messages are pending.
+    fn pending(outbox: &Outbox<Self>) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
     /// Position in the write-ahead log in bytes, where the database tells.
     fn wal(outbox: &Outbox<Self>) -> impl Future<Output = Option<i64>> + Send;
 }
@@ -83,6 +106,11 @@ macro_rules! common {
                     .await?;
             }
             Ok(())
+        }
+
+        async fn pending(outbox: &Outbox<Self>) -> Result<i64, sqlx::Error> {
+            let count = format!("SELECT count(*) FROM {}", outbox.tables().name("pending"));
+            sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(outbox.pool()).await
         }
 
         async fn wal(outbox: &Outbox<Self>) -> Option<i64> {
@@ -121,11 +149,23 @@ impl Statements for sqlx::Sqlite {
 impl Rig for sqlx::Postgres {
     const KIND: Kind = Kind::Postgres;
 
-    async fn fresh() -> Outbox<Self> {
-        let pool = must("postgres", PgPool::connect(&url("POSTHOUSE_TEST_POSTGRES_URL")).await);
+    async fn fresh(connections: u32) -> Outbox<Self> {
+        let options = PgPoolOptions::new().max_connections(connections);
+        let pool = must("postgres", options.connect(&url("POSTHOUSE_TEST_POSTGRES_URL")).await);
         let outbox = must("outbox", Outbox::builder(pool).schema(fresh_name()).notify(false).build());
         must("migrate", outbox.migrate().await);
         outbox
+    }
+
+    async fn remove(outbox: Outbox<Self>) {
+        let schema = outbox.tables().schema().unwrap_or_default();
+        // One table a statement: dropping all partitions in one would need a lock for each at a time.
+        let tables = sqlx::query_scalar::<_, String>("SELECT tablename FROM pg_tables WHERE schemaname = $1").bind(schema);
+        for table in must("tables", tables.fetch_all(outbox.pool()).await) {
+            must("drop", Self::execute(&outbox, format!("DROP TABLE IF EXISTS {schema}.{table} CASCADE")).await);
+        }
+        must("drop", Self::execute(&outbox, format!("DROP SCHEMA {schema} CASCADE")).await);
+        outbox.pool().close().await;
     }
 
     async fn raw_drain(outbox: &Outbox<Self>, batch: usize) -> Result<usize, sqlx::Error> {
@@ -207,11 +247,30 @@ macro_rules! raw_marked {
 impl Rig for sqlx::MySql {
     const KIND: Kind = Kind::Mysql;
 
-    async fn fresh() -> Outbox<Self> {
-        let pool = must("mysql", MySqlPool::connect(&url("POSTHOUSE_TEST_MYSQL_URL")).await);
+    async fn fresh(connections: u32) -> Outbox<Self> {
+        let options = MySqlPoolOptions::new().max_connections(connections);
+        let pool = must("mysql", options.connect(&url("POSTHOUSE_TEST_MYSQL_URL")).await);
         let outbox = must("outbox", Outbox::builder(pool).prefix(format!("{}_", fresh_name())).build());
         must("migrate", outbox.migrate().await);
         outbox
+    }
+
+    async fn remove(outbox: Outbox<Self>) {
+        let prefix = outbox.tables().prefix();
+        let of_type = async |kind: &'static str| -> Vec<String> {
+            let names = sqlx::query_scalar(
+                "SELECT CONVERT(table_name USING utf8mb4) FROM information_schema.tables \
+                 WHERE table_schema = DATABASE() AND table_type = ? AND LEFT(table_name, ?) = ?",
+            );
+            must("tables", names.bind(kind).bind(prefix.len() as i64).bind(prefix).fetch_all(outbox.pool()).await)
+        };
+        for view in of_type("VIEW").await {
+            must("drop", Self::execute(&outbox, format!("DROP VIEW `{view}`")).await);
+        }
+        for table in of_type("BASE TABLE").await {
+            must("drop", Self::execute(&outbox, format!("DROP TABLE `{table}`")).await);
+        }
+        outbox.pool().close().await;
     }
 
     raw_marked!();
@@ -221,12 +280,19 @@ impl Rig for sqlx::MySql {
 impl Rig for sqlx::Sqlite {
     const KIND: Kind = Kind::Sqlite;
 
-    async fn fresh() -> Outbox<Self> {
+    async fn fresh(connections: u32) -> Outbox<Self> {
         let path = std::env::temp_dir().join(format!("{}.sqlite", fresh_name()));
         let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path).create_if_missing(true);
-        let outbox = Outbox::new(must("sqlite", SqlitePool::connect_with(options).await));
+        let pool = SqlitePoolOptions::new().max_connections(connections);
+        let outbox = Outbox::new(must("sqlite", pool.connect_with(options).await));
         must("migrate", outbox.migrate().await);
         outbox
+    }
+
+    async fn remove(outbox: Outbox<Self>) {
+        let file = outbox.pool().connect_options().get_filename().to_owned();
+        outbox.pool().close().await;
+        must("remove", std::fs::remove_file(file));
     }
 
     raw_marked!();

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use posthouse::transport::{Delivery, Transport};
 use posthouse::{Message, Outbox, Relay, Route};
 
-use crate::database::{Kind, Rig, must};
-use crate::report::{Report, Row, spread};
+use crate::database::{CONNECTIONS, Kind, Rig, must};
+use crate::report::{Compared, Figure, Report, Row, median};
 
 /// Confirms everything at once.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub(crate) async fn run(kind: Kind, n: usize, payload: usize, keys: usize, round
 }
 
 async fn drain<DB: Rig>(n: usize, payload: usize, keys: Option<usize>, rounds: usize, report: &mut Report) {
-    let outbox = DB::fresh().await;
-    let (mut ours, mut limits, mut ratios, mut wals) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let outbox = DB::fresh(CONNECTIONS).await;
+    let (mut ours, mut limits, mut wals) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         fill(&outbox, n, payload, keys).await;
         let started = Instant::now();
@@ -57,23 +57,23 @@ async fn drain<DB: Rig>(n: usize, payload: usize, keys: Option<usize>, rounds: u
         assert_eq!(delivered, n as u64, "the relay drains what was published");
         ours.push(rate);
         limits.push(limit);
-        ratios.push(rate / limit);
     }
-    let (ratio, ratio_min, ratio_max) = spread(ratios);
     report.add(Row {
         database: DB::KIND.name(),
         what: keys.map_or_else(|| "drain, unkeyed".to_owned(), |k| format!("drain, {k} keys")),
-        ours: spread(ours).0,
-        limit: spread(limits).0,
-        ratio,
-        ratio_min,
-        ratio_max,
         unit: "messages/s",
-        wal_bytes_per_message: (!wals.is_empty()).then(|| spread(wals).0),
+        compared: Some(Compared::new(&ours, &limits)),
+        figures: if wals.is_empty() {
+            Vec::new()
+        } else {
+            vec![Figure { name: "wal_bytes_per_message", title: "WAL B/message", value: median(&wals) }]
+        },
     });
+    DB::remove(outbox).await;
 }
 
-async fn fill<DB: Rig>(outbox: &Outbox<DB>, n: usize, payload: usize, keys: Option<usize>) {
+/// Publishes `n` messages to the destination `bench`.
+pub(crate) async fn fill<DB: Rig>(outbox: &Outbox<DB>, n: usize, payload: usize, keys: Option<usize>) {
     let body = vec![b'x'; payload];
     for chunk in (0..n).collect::<Vec<_>>().chunks(1_000) {
         let mut tx = must("begin", outbox.begin().await);

@@ -1,17 +1,37 @@
-//! `posthouse-bench`: what the database can do, what Posthouse does on it, in the same run.
+//! `posthouse-bench`: what the servers can do, what Posthouse does with them, in the same run.
 //!
-//! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead.
-//! A row that compares has `ours`, `limit` and `ratio`. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL` and
-//! `POSTHOUSE_TEST_MYSQL_URL` (`eval "$(scripts/services env)"`).
+//! | command | what it measures |
+//! |---|---|
+//! | `drain` | how fast messages leave the database, to a transport that confirms at once |
+//! | `publish` | what a publish costs inside a business transaction |
+//! | `relay` | messages per second from a database to a receiver, beside the receiver's and the database's own limits |
+//! | `latency` | from publish to confirmation, under a steady load |
+//!
+//! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead. A row that compares
+//! has `ours`, `limit` and `ratio`. Progress goes to stderr. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL`,
+//! `POSTHOUSE_TEST_MYSQL_URL`, `POSTHOUSE_TEST_RABBITMQ_URL`, `POSTHOUSE_TEST_KAFKA_URL` and `POSTHOUSE_TEST_NATS_URL`
+//! (`scripts/services start && eval "$(scripts/services env)"`; with `POSTHOUSE_SERVICES_DURABLE=1` databases flush as in
+//! production). `relay` and `latency` skip servers that aren't named and say so. Tables, queues, topics and streams get names
+//! of their own and are removed at the end.
+//!
+//! ```text
+//! cargo run --release -p posthouse-bench -- relay --to rabbitmq --from postgres
+//! cargo run --release -p posthouse-bench -- latency --to rabbitmq --from postgres --seconds 60
+//! ```
 
 mod database;
 mod drain;
+mod latency;
+mod meter;
 mod publish;
+mod receiver;
+mod relay;
 mod report;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use database::Kind;
+use receiver::To;
 
 #[derive(Debug, Parser)]
 #[command(name = "posthouse-bench", version, about = "Measures limits and Posthouse side by side")]
@@ -19,12 +39,12 @@ struct Cli {
     /// Print one JSON object instead of a table.
     #[arg(long, global = true)]
     json: bool,
-    /// Only this database; all three by default.
-    #[arg(long, global = true, value_enum)]
+    /// Only this database; all three by default, PostgreSQL and MySQL for `relay` and `latency`.
+    #[arg(long, visible_alias = "from", global = true, value_enum)]
     database: Option<Kind>,
-    /// How often each pair is measured; the median counts.
-    #[arg(long, global = true, default_value_t = 3)]
-    rounds: usize,
+    /// How often each comparison is measured; the median counts. `latency` compares nothing and measures once.
+    #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
     #[command(subcommand)]
     what: What,
 }
@@ -52,18 +72,91 @@ enum What {
         #[arg(long, default_value_t = 256)]
         payload: usize,
     },
+    /// N messages from a database to a receiver, beside a raw publish loop and a raw loop that reads and deletes the rows.
+    #[command(long_about = relay::ABOUT)]
+    Relay(RelayArgs),
+    /// From publish to confirmation, with an embedded relay, under a load that doesn't wait for anything.
+    #[command(long_about = latency::ABOUT)]
+    Latency(LatencyArgs),
+}
+
+/// See [`relay`].
+#[derive(Debug, Args)]
+struct RelayArgs {
+    /// Only this receiver; all by default.
+    #[arg(long, value_enum)]
+    to: Option<To>,
+    /// Messages per round; 100 000 by default, 30 000 for HTTP.
+    #[arg(short)]
+    n: Option<usize>,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256)]
+    payload: usize,
+    /// Distinct keys in the keyed runs.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    keys: u32,
+    /// Messages in flight, for the publish loop and the relay; the transport's default by default.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    concurrency: Option<u32>,
+}
+
+/// See [`latency`].
+#[derive(Debug, Args)]
+struct LatencyArgs {
+    /// Only this receiver; all by default.
+    #[arg(long, value_enum)]
+    to: Option<To>,
+    /// Messages per second; by default half of what the same publishers and relay together manage at most.
+    #[arg(long)]
+    rate: Option<f64>,
+    /// How long the load lasts that is measured, in seconds.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// Tasks that publish, each on a connection of its own.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
+    publishers: u32,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256)]
+    payload: usize,
+    /// Distinct keys; without it, messages have no key.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    keys: Option<u32>,
 }
 
 #[tokio::main]
 async fn main() {
     let cli = Cli::parse();
-    let kinds = cli.database.map_or_else(|| vec![Kind::Postgres, Kind::Mysql, Kind::Sqlite], |kind| vec![kind]);
     let mut report = report::Report::new(cli.json);
-    for kind in kinds {
-        match cli.what {
-            What::Drain { n, payload, keys } => drain::run(kind, n, payload, keys, cli.rounds, &mut report).await,
-            What::Publish { n, payload } => publish::run(kind, n, payload, cli.rounds, &mut report).await,
+    let rounds = cli.rounds as usize;
+    match &cli.what {
+        What::Drain { n, payload, keys } => {
+            for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
+                drain::run(kind, *n, *payload, *keys, rounds, &mut report).await;
+            }
+        }
+        What::Publish { n, payload } => {
+            for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
+                publish::run(kind, *n, *payload, rounds, &mut report).await;
+            }
+        }
+        What::Relay(args) => {
+            for (from, to) in receiver::pairs(&kinds(cli.database, &[Kind::Postgres, Kind::Mysql]), args.to, &mut report) {
+                relay::run(from, to, args, rounds, &mut report).await;
+            }
+        }
+        What::Latency(args) => {
+            for (from, to) in receiver::pairs(&kinds(cli.database, &[Kind::Postgres, Kind::Mysql]), args.to, &mut report) {
+                latency::run(from, to, args, &mut report).await;
+            }
         }
     }
+    if report.is_empty() {
+        eprintln!("nothing was measured; {}", database::HOW_TO_SET);
+        std::process::exit(3);
+    }
     report.print();
+}
+
+fn kinds(only: Option<Kind>, all: &[Kind]) -> Vec<Kind> {
+    only.map_or_else(|| all.to_vec(), |kind| vec![kind])
 }

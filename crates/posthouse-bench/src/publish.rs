@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use posthouse::{Message, Outbox};
 
-use crate::database::{Kind, Rig, must};
-use crate::report::{Report, Row, spread};
+use crate::database::{CONNECTIONS, Kind, Rig, must};
+use crate::report::{Compared, Report, Row};
 
 pub(crate) async fn run(kind: Kind, n: usize, payload: usize, rounds: usize, report: &mut Report) {
     match kind {
@@ -26,12 +26,9 @@ enum Shape {
 }
 
 async fn measure<DB: Rig>(n: usize, payload: usize, rounds: usize, report: &mut Report) {
-    let outbox = DB::fresh().await;
-    let (orders, plain) = (outbox.tables().name("bench_orders"), outbox.tables().name("bench_plain"));
-    must(
-        "orders",
-        DB::execute(&outbox, format!("CREATE TABLE {orders} (id bigint PRIMARY KEY, customer varchar(100) NOT NULL)")).await,
-    );
+    let outbox = DB::fresh(CONNECTIONS).await;
+    make_orders(&outbox).await;
+    let plain = outbox.tables().name("bench_plain");
     let (serial, bytes) = match DB::KIND {
         Kind::Postgres => ("bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytea"),
         Kind::Mysql => ("bigint AUTO_INCREMENT PRIMARY KEY", "longblob"),
@@ -63,20 +60,22 @@ async fn measure<DB: Rig>(n: usize, payload: usize, rounds: usize, report: &mut 
     }
     let [alone, plain, publish] = times;
     for (what, limits) in [("publish, beside the transaction alone", alone), ("publish, beside one more plain insert", plain)] {
-        let ratios = publish.iter().zip(&limits).map(|(a, b)| a / b).collect();
-        let (ratio, ratio_min, ratio_max) = spread(ratios);
         report.add(Row {
             database: DB::KIND.name(),
             what: what.to_owned(),
-            ours: spread(publish.clone()).0,
-            limit: spread(limits).0,
-            ratio,
-            ratio_min,
-            ratio_max,
             unit: "µs/transaction",
-            wal_bytes_per_message: None,
+            compared: Some(Compared::new(&publish, &limits)),
+            figures: Vec::new(),
         });
     }
+    DB::remove(outbox).await;
+}
+
+/// The table of the business.
+pub(crate) async fn make_orders<DB: Rig>(outbox: &Outbox<DB>) {
+    let orders = outbox.tables().name("bench_orders");
+    let table = format!("CREATE TABLE {orders} (id bigint PRIMARY KEY, customer varchar(100) NOT NULL)");
+    must("orders", DB::execute(outbox, table).await);
 }
 
 async fn transaction<DB: Rig>(outbox: &Outbox<DB>, order: i64, shape: Shape, body: &[u8]) {

@@ -1,31 +1,57 @@
 //! Tables for people, one JSON object for programs.
 
+use std::collections::BTreeSet;
+
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 /// Collects rows and prints them at the end.
 pub(crate) struct Report {
     json: bool,
     rows: Vec<Row>,
+    skipped: Vec<String>,
 }
 
-/// One measured line. Rates are per second.
-#[derive(Debug, Default, Serialize)]
+/// One measured line.
+#[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) database: &'static str,
     pub(crate) what: String,
-    /// What Posthouse did.
-    pub(crate) ours: f64,
-    /// What the database allows.
-    pub(crate) limit: f64,
-    /// ours / limit, the median of the rounds' own ratios.
-    pub(crate) ratio: f64,
-    /// The smallest and the largest ratio of a round.
-    pub(crate) ratio_min: f64,
-    pub(crate) ratio_max: f64,
+    /// Of what is compared, or of the figures if nothing is.
     pub(crate) unit: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) wal_bytes_per_message: Option<f64>,
+    pub(crate) compared: Option<Compared>,
+    pub(crate) figures: Vec<Figure>,
+}
+
+/// What Posthouse did beside what is possible. All are medians over the rounds.
+#[derive(Debug, Serialize)]
+pub(crate) struct Compared {
+    ours: f64,
+    limit: f64,
+    /// ours / limit: the median of the rounds' own ratios.
+    ratio: f64,
+    /// The smallest and the largest ratio of a round.
+    ratio_min: f64,
+    ratio_max: f64,
+}
+
+impl Compared {
+    /// From the figures of each round.
+    pub(crate) fn new(ours: &[f64], limits: &[f64]) -> Self {
+        let (ratio, ratio_min, ratio_max) = spread(ours.iter().zip(limits).map(|(ours, limit)| ours / limit).collect());
+        Self { ours: median(ours), limit: median(limits), ratio, ratio_min, ratio_max }
+    }
+}
+
+/// A further figure of a row.
+#[derive(Debug, Clone)]
+pub(crate) struct Figure {
+    /// Its name in JSON.
+    pub(crate) name: &'static str,
+    /// Its column; empty: only in JSON.
+    pub(crate) title: &'static str,
+    pub(crate) value: f64,
 }
 
 #[derive(Serialize)]
@@ -37,39 +63,109 @@ struct Machine {
 
 impl Report {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, rows: Vec::new() }
+        Self { json, rows: Vec::new(), skipped: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, row: Row) {
         if !self.json {
-            eprintln!("{}: {}: {:.0} of {:.0} {} ({:.2})", row.database, row.what, row.ours, row.limit, row.unit, row.ratio);
+            let figures = match &row.compared {
+                Some(c) => format!("{} of {} {} ({:.2})", shown(c.ours), shown(c.limit), row.unit, c.ratio),
+                None => row.figures.iter().map(|f| format!("{} {}", f.title, shown(f.value))).collect::<Vec<_>>().join(", "),
+            };
+            eprintln!("{}: {}: {figures}", row.database, row.what);
         }
         self.rows.push(row);
     }
 
-    pub(crate) fn print(&self) {
-        let command: Vec<String> = std::env::args().skip(1).collect();
-        if self.json {
-            let all = serde_json::json!({ "machine": machine(), "command": format!("posthouse-bench {}", command.join(" ")), "rows": self.rows });
-            println!("{all:#}");
-            return;
+    /// Says what can't be measured, once.
+    pub(crate) fn skip(&mut self, why: String) {
+        if !self.skipped.contains(&why) {
+            eprintln!("skipped: {why}");
+            self.skipped.push(why);
         }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(crate) fn print(&self) {
+        if self.json {
+            println!("{:#}", self.object());
+        } else {
+            println!("{}", self.table());
+            for why in &self.skipped {
+                println!("skipped: {why}");
+            }
+        }
+    }
+
+    fn object(&self) -> Value {
+        let command: Vec<String> = std::env::args().skip(1).collect();
+        let rows: Vec<_> = self.rows.iter().map(Row::object).collect();
+        let mut all = json!({ "machine": machine(), "command": format!("posthouse-bench {}", command.join(" ")), "rows": rows });
+        if !self.skipped.is_empty() {
+            all["skipped"] = json!(self.skipped);
+        }
+        all
+    }
+
+    fn table(&self) -> Table {
+        let compared = self.rows.iter().any(|r| r.compared.is_some());
+        let mut seen = BTreeSet::new();
+        let all = self.rows.iter().flat_map(|r| &r.figures).map(|f| f.title);
+        let titles: Vec<_> = all.filter(|title| !title.is_empty() && seen.insert(*title)).collect();
+        let mut header = vec!["database", "what"];
+        if compared {
+            header.extend(["ours", "limit", "unit", "ratio", "min–max"]);
+        } else {
+            header.push("unit");
+        }
+        header.extend(&titles);
         let mut table = Table::new();
         table.load_style(presets::UTF8_FULL_CONDENSED);
-        table.set_header(vec!["database", "what", "ours", "limit", "unit", "ratio", "min–max", "WAL B/message"]);
-        for r in &self.rows {
-            table.add_row(vec![
-                r.database.to_owned(),
-                r.what.clone(),
-                format!("{:.0}", r.ours),
-                format!("{:.0}", r.limit),
-                r.unit.to_owned(),
-                format!("{:.2}", r.ratio),
-                format!("{:.2}–{:.2}", r.ratio_min, r.ratio_max),
-                r.wal_bytes_per_message.map_or_else(String::new, |w| format!("{w:.0}")),
-            ]);
+        table.set_header(header);
+        for row in &self.rows {
+            let mut cells = vec![row.database.to_owned(), row.what.clone()];
+            match &row.compared {
+                Some(c) => cells.extend([
+                    shown(c.ours),
+                    shown(c.limit),
+                    row.unit.to_owned(),
+                    format!("{:.2}", c.ratio),
+                    format!("{:.2}–{:.2}", c.ratio_min, c.ratio_max),
+                ]),
+                None => cells.push(row.unit.to_owned()),
+            }
+            cells.extend(titles.iter().map(|title| {
+                row.figures.iter().find(|f| f.title == *title).map_or_else(String::new, |figure| shown(figure.value))
+            }));
+            table.add_row(cells);
         }
-        println!("{table}");
+        table
+    }
+}
+
+impl Row {
+    fn object(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("database".into(), json!(self.database));
+        object.insert("what".into(), json!(self.what));
+        object.insert("unit".into(), json!(self.unit));
+        if let Some(Value::Object(compared)) = self.compared.as_ref().map(|c| json!(c)) {
+            object.extend(compared);
+        }
+        object.extend(self.figures.iter().map(|f| (f.name.to_owned(), json!(f.value))));
+        Value::Object(object)
+    }
+}
+
+/// With as many digits as mean something.
+fn shown(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 || value.fract() == 0.0 => format!("{value:.0}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
     }
 }
 
@@ -83,11 +179,41 @@ fn machine() -> Machine {
     }
 }
 
+pub(crate) fn median(figures: &[f64]) -> f64 {
+    spread(figures.to_vec()).0
+}
+
 /// Median, smallest and largest of some figures.
 pub(crate) fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
     figures.sort_by(f64::total_cmp);
     match figures.as_slice() {
         [] => (f64::NAN, f64::NAN, f64::NAN),
         all => (all[all.len() / 2], all[0], all[all.len() - 1]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_what_programs_look_for() {
+        let row = Row {
+            database: "postgres",
+            what: "drain".into(),
+            unit: "messages/s",
+            compared: Some(Compared::new(&[50.0, 90.0, 20.0], &[100.0, 100.0, 100.0])),
+            figures: vec![Figure { name: "cpu", title: "", value: 2.0 }],
+        };
+        let expected = json!({
+            "database": "postgres", "what": "drain", "unit": "messages/s",
+            "ours": 50.0, "limit": 100.0, "ratio": 0.5, "ratio_min": 0.2, "ratio_max": 0.9, "cpu": 2.0,
+        });
+        assert_eq!(row.object(), expected);
+    }
+
+    #[test]
+    fn figures_are_shown_with_the_digits_that_mean_something() {
+        assert_eq!([0.0, 0.01234, 1.5, 42.0, 12_345.6].map(shown), ["0", "0.0123", "1.50", "42", "12346"]);
     }
 }

@@ -3,6 +3,7 @@
 //! - [`published`]: what a transaction published, seen from inside it. No relay, no commit.
 //! - [`Script`] (with the feature `relay`): a transport that answers as told and writes down what it was given.
 //! - [`deliver`] (with the feature `relay`): one message through a transport, without a relay or a database.
+//! - [`observed`] (with the feature `relay`): a transport whose answers are watched.
 //! - [`Envelope::for_test`](crate::Envelope::for_test): a message as transports and receivers get it.
 //!
 //! # A test of a service
@@ -87,12 +88,16 @@
 
 #[cfg(feature = "relay")]
 mod deliver;
+#[cfg(feature = "relay")]
+mod observed;
 mod published;
 #[cfg(feature = "relay")]
 mod script;
 
 #[cfg(feature = "relay")]
 pub use deliver::{deliver, deliver_batch, deliver_pipelined};
+#[cfg(feature = "relay")]
+pub use observed::observed;
 pub(crate) use published::published_row;
 pub use published::{Published, published, published_in};
 #[cfg(feature = "relay")]

@@ -183,11 +183,11 @@ where
 #[derive(Debug)]
 #[must_use = "a delivery that is dropped unanswered is tried again"]
 pub struct Delivery {
-    envelope: Envelope,
-    route: Arc<Route>,
-    deadline: Instant,
-    follows: bool,
-    token: Token,
+    pub(crate) envelope: Envelope,
+    pub(crate) route: Arc<Route>,
+    pub(crate) deadline: Instant,
+    pub(crate) follows: bool,
+    pub(crate) token: Token,
 }
 
 impl Delivery {
@@ -307,7 +307,7 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    fn answer(&mut self, outcome: Outcome) {
+    pub(crate) fn answer(&mut self, outcome: Outcome) {
         if let Some(answers) = self.answers.take() {
             // The relay is gone only when it has shut down; the row stays pending and is sent again.
             let _ = answers.send(Answer { id: self.id, try_number: self.try_number, outcome });
