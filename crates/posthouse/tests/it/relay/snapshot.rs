@@ -20,8 +20,8 @@ const READS: i64 = 100;
 /// A backlog, then one message after the other, all while the snapshot is held.
 async fn drains<T: TestDb>(begin: &str, keys: Option<usize>) -> (posthouse::Outbox<T::Db>, usize) {
     let outbox = T::fresh().await;
-    // Messages of one key go one after the other.
-    let n = if keys == Some(1) { many() / 4 } else { many() };
+    // Messages of one key go one after the other. In MySQL a snapshot holds up cleaning in the whole server, and with it other tests.
+    let n = if keys == Some(1) || T::NAME == "mysql" { many() / 4 } else { many() };
     let log = Log::default();
     let message = |i: usize| {
         let m = Message::to("test:a").payload(i.to_string());
