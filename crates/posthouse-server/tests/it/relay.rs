@@ -177,12 +177,12 @@ fn a_destination_that_is_down_is_told_but_does_not_make_the_relay_unready() {
     let w = world("", "[routes.dead]\nto = \"http://127.0.0.1:1/\"");
     let relay = w.relay();
     ph(&w.dir, &["publish", "dead", "{}"]).code(0);
-    let told = wait_for("the outage is told", || {
+    let (status, told) = wait_for("the outage is told", || {
         let (status, body) = relay.get("/readyz");
-        assert_eq!(status, 200, "{body}");
         let told: Value = serde_json::from_str(&body).unwrap();
-        (told["databases"]["main"]["destinations_not_ok"][0]["destination"] == "dead").then_some(told)
+        (told["databases"]["main"]["destinations_not_ok"][0]["destination"] == "dead").then_some((status, told))
     });
+    assert_eq!(status, 200, "{told}");
     let dead = &told["databases"]["main"]["destinations_not_ok"][0];
     assert_eq!((&dead["state"], &dead["to"]), (&json!("down"), &json!("http://127.0.0.1:1/")), "{told}");
     assert!(dead["error"].as_str().unwrap().contains("127.0.0.1:1") && dead["down_seconds"].is_number(), "{told}");
