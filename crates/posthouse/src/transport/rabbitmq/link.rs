@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::RabbitMqSettings;
+use crate::transport::tls;
 
 /// After a failed connect none is tried for this long, twice as long after the next, at most [`BACKOFF_CAP`]; who asks
 /// meanwhile gets the error of the one before. The relay's breaker waits longer for each destination; this bounds what many
@@ -223,7 +224,7 @@ impl Link {
                         self.uri.authority.host
                     )
                 }
-                _ => format!("can't connect to {broker}: {e}"),
+                _ => format!("can't connect to {broker}: {}", tls::explain(&e.to_string())),
             },
             _ => format!("can't connect to {broker}: {error}"),
         }
