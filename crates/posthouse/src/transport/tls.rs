@@ -7,7 +7,7 @@ pub(super) fn explain(cause: &str) -> String {
     } else if cause.contains("certificate not valid for name") {
         format!("the server's certificate is for another name ({cause}); connect by a name that it is for")
     } else if cause.contains("InvalidContentType") {
-        format!("the server speaks no TLS on this port ({cause}); correct the transport's url")
+        format!("the server speaks no TLS on this port ({cause}); correct the transport's url and ca_file")
     } else {
         cause.to_owned()
     }

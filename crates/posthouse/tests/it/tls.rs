@@ -53,8 +53,8 @@ async fn rabbitmq() {
         let (options, arguments) = (QueueDeclareOptions::default(), FieldTable::default());
         channel.queue_declare("tls".into(), options, arguments).await.expect("queue");
 
-        let send = async |scheme: &str, host: &str, ca_file: Option<PathBuf>| {
-            let url = format!("{scheme}://posthouse:posthouse@{host}:{port}/posthouse");
+        let send = async |scheme: &str, address: &str, ca_file: Option<PathBuf>| {
+            let url = format!("{scheme}://posthouse:posthouse@{address}/posthouse");
             let mut settings = RabbitMqSettings::from(url.as_str());
             settings.ca_file = ca_file;
             let transport = RabbitMq::new(settings).expect("settings");
@@ -62,16 +62,20 @@ async fn rabbitmq() {
             let id = message.message_id.to_string();
             (id, deliver(&transport, message, Route::to("amqp:/tls"), PATIENCE).await)
         };
-        let (_, outcome) = send("amqps", "127.0.0.1", None).await;
+        // Two names of one listener.
+        let (named, misnamed) = (format!("127.0.0.1:{port}"), format!("localhost:{port}"));
+        let (_, outcome) = send("amqps", &named, None).await;
         refused(&outcome, &["isn't trusted", "UnknownIssuer", "ca_file"]);
-        let (_, outcome) = send("amqps", "127.0.0.1", Some(certificates.stranger())).await;
+        let (_, outcome) = send("amqps", &named, Some(certificates.stranger())).await;
         refused(&outcome, &["isn't trusted", "UnknownIssuer", "ca_file"]);
-        let (_, outcome) = send("amqps", "localhost", Some(certificates.authority())).await;
+        let (_, outcome) = send("amqps", &misnamed, Some(certificates.authority())).await;
         refused(&outcome, &["is for another name", "localhost"]);
-        // Nobody gets in there without TLS.
-        let (_, outcome) = send("amqp", "127.0.0.1", None).await;
+        // Only TLS gets through there, and elsewhere it doesn't.
+        let (_, outcome) = send("amqp", &named, None).await;
         refused(&outcome, &["not speak amqp"]);
-        let (sent, outcome) = send("amqps", "127.0.0.1", Some(certificates.authority())).await;
+        let (_, outcome) = send("amqps", &format!("127.0.0.1:{}", broker.port()), Some(certificates.authority())).await;
+        refused(&outcome, &["speaks no TLS"]);
+        let (sent, outcome) = send("amqps", &named, Some(certificates.authority())).await;
         assert_eq!(outcome, Outcome::Delivered);
 
         let get = async || channel.basic_get("tls".into(), BasicGetOptions { no_ack: true }).await.expect("get");
@@ -153,6 +157,21 @@ async fn nats() {
             assert_eq!(send(scheme, "127.0.0.1", Some(certificates.authority())).await, Outcome::Delivered);
         }
         assert_eq!(stream.info().await.expect("info").state.messages, 2);
+        refused(&send("tls", "127.0.0.1", Some("/nowhere/ca.pem".into())).await, &["ca_file"]);
+    })
+    .await;
+}
+
+/// Whoever says what to trust wants TLS, also where a nats:// url would let the server choose.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nats_without_tls() {
+    bounded(async {
+        let certificates = Certificates::new();
+        let broker = Broker::nats().await;
+        let mut settings = NatsSettings::from(broker.url());
+        settings.ca_file = Some(certificates.authority());
+        let transport = Nats::new(settings).expect("settings");
+        refused(&deliver(&transport, message(), Route::to("nats:tls"), PATIENCE).await, &["speaks no TLS"]);
     })
     .await;
 }

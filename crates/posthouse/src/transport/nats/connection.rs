@@ -194,7 +194,7 @@ impl Link {
                 format!("can't sign in to {servers}: {cause}; check the credentials file of the nats transport")
             }
             ConnectErrorKind::Dns => format!("can't connect to {servers}: the name was not found: {cause}"),
-            ConnectErrorKind::Tls => format!("can't connect to {servers}: TLS failed: {cause}; check ca_file"),
+            ConnectErrorKind::Tls => format!("can't connect to {servers}: TLS failed: {cause}; correct ca_file, or give one"),
             ConnectErrorKind::TimedOut => {
                 format!("can't connect to {servers}: no connection within {:?} (connect_timeout)", self.settings.connect_timeout)
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig, TLSConfig};
+use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, RustlsConnectorConfig, TLSConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, Event};
 use tokio::task::JoinHandle;
@@ -127,13 +127,10 @@ impl Link {
         let broker = self.broker();
         let mut uri = self.uri.clone();
         uri.query.heartbeat = Some(u16::try_from(self.settings.heartbeat.as_secs()).unwrap_or(u16::MAX));
-        let cert_chain = match uri.scheme {
+        let tls = match uri.scheme {
             AMQPScheme::AMQP => None,
-            AMQPScheme::AMQPS => {
-                self.settings.certificates().map_err(|why| format!("can't connect to {broker}: ca_file {why}"))?
-            }
+            AMQPScheme::AMQPS => Some(self.tls().map_err(|why| format!("can't connect to {broker}: {why}"))?),
         };
-        let tls = OwnedTLSConfig { identity: None, cert_chain };
         let properties = ConnectionProperties::default()
             .with_connection_name(self.settings.connection_name.as_str().into())
             .with_client_property("product".into(), "posthouse".into())
@@ -156,9 +153,9 @@ impl Link {
                     stream.get_ref().set_nodelay(true)?;
                     opened.keep(try_clone(stream.get_ref())?);
                 }
-                match uri.scheme {
-                    AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => Ok(stream.into_tls(&uri.authority.host, tls.as_ref()).await?),
+                match &tls {
+                    None => Ok(stream),
+                    Some(tls) => Ok(stream.into_rustls(tls, &uri.authority.host).await?),
                 }
             },
             properties,
@@ -193,6 +190,16 @@ impl Link {
             }
         });
         Ok(Arc::new(Live { connection, socket, state, events }))
+    }
+
+    /// Whom to trust. With a `ca_file` the system's certificates aren't looked for: there may be none.
+    fn tls(&self) -> Result<RustlsConnector, String> {
+        let trusted = match self.settings.certificates().map_err(|why| format!("ca_file {why}"))? {
+            Some(certificates) => RustlsConnectorConfig::default().with_parsable_certificates(certificates),
+            None => RustlsConnectorConfig::new_with_native_certs()
+                .map_err(|e| format!("the system's certificates can't be read ({e}); name those to trust as ca_file"))?,
+        };
+        trusted.connector_with_no_client_auth().map_err(|e| e.to_string())
     }
 
     /// Why there is no connection, in words.
