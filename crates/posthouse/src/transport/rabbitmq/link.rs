@@ -233,6 +233,13 @@ impl Link {
                 }
                 _ => format!("can't connect to {broker}: {}", tls::explain(&e.to_string())),
             },
+            // A TLS listener answers with an alert, if it doesn't just hang up.
+            ErrorKind::ParsingError(_) => {
+                format!(
+                    "{broker} does not speak {} on this port; correct the transport's url, perhaps to amqps://",
+                    self.uri.scheme
+                )
+            }
             _ => format!("can't connect to {broker}: {error}"),
         }
     }
