@@ -26,6 +26,8 @@ pub(crate) mod local;
 pub(crate) mod nats;
 #[cfg(feature = "rabbitmq")]
 pub(crate) mod rabbitmq;
+#[cfg(any(feature = "nats", feature = "rabbitmq"))]
+mod tls;
 #[cfg(feature = "http")]
 pub mod webhook;
 

@@ -29,6 +29,16 @@ mod support;
     feature = "postgres",
     feature = "mysql",
     feature = "sqlite",
+    feature = "rabbitmq",
+    feature = "kafka",
+    feature = "nats",
+    feature = "testing"
+))]
+mod tls;
+#[cfg(all(
+    feature = "postgres",
+    feature = "mysql",
+    feature = "sqlite",
     feature = "http",
     feature = "rabbitmq",
     feature = "kafka",

@@ -319,49 +319,6 @@ async fn users_and_their_permissions() {
     assert!(error.contains("_INBOX"), "{error}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_trusts_the_given_authority_alone() {
-    let dir = std::env::temp_dir().join(format!("posthouse-nats-{:016x}", fastrand::u64(..)));
-    std::fs::create_dir_all(&dir).unwrap();
-    let (key, cert) = (dir.join("key.pem"), dir.join("cert.pem"));
-    let made = std::process::Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"])
-        .args([
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-            "-addext",
-            "basicConstraints=critical,CA:FALSE",
-        ])
-        .arg("-keyout")
-        .arg(&key)
-        .arg("-out")
-        .arg(&cert)
-        .output()
-        .expect("openssl");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    // The server runs as another user.
-    let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    std::fs::set_permissions(&key, readable).unwrap();
-    let conf = format!("tls {{ cert_file: {:?}, key_file: {:?} }}", cert.display().to_string(), key.display().to_string());
-    let broker = Broker::nats_with(&conf).await;
-    let url = format!("tls://localhost:{}", broker.port());
-    let with = |ca: Option<std::path::PathBuf>| {
-        let mut settings = NatsSettings::from(&*url);
-        settings.ca_file = ca;
-        Nats::new(settings).unwrap()
-    };
-    let error = unavailable(deliver(&with(None), message(), Route::to("nats:a"), PATIENCE).await).error;
-    assert!(error.to_lowercase().contains("cert"), "{error}");
-    let error = unavailable(deliver(&with(Some(dir.join("none.pem"))), message(), Route::to("nats:a"), PATIENCE).await).error;
-    assert!(error.contains("ca_file"), "{error}");
-    // Connected: what is missing is a stream.
-    let error = retry(deliver(&with(Some(cert)), message(), Route::to("nats:a"), PATIENCE).await).error;
-    assert!(error.contains("no JetStream stream"), "{error}");
-    std::fs::remove_dir_all(&dir).unwrap();
-}
-
 /// P10: a peer that vanished without a word. What was in flight is answered by the deadline, and what comes then goes over a new
 /// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

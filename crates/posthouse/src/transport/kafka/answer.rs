@@ -72,10 +72,22 @@ pub(super) fn of(code: Code, topic: &str, where_: &str, trouble: Option<&str>) -
 /// The outcome where there was no answer in time, or none can come any more.
 pub(super) fn unavailable(where_: &str, what: &str, trouble: Option<&str>) -> Outcome {
     let error = match trouble {
-        Some(trouble) => format!("no confirmation from Kafka ({where_}): {what}; last error: {trouble}"),
+        Some(trouble) => format!("no confirmation from Kafka ({where_}): {what}; last error: {trouble}{}", advice(trouble)),
         None => format!("no confirmation from Kafka ({where_}): {what}"),
     };
     Outcome::Unavailable(error.into())
+}
+
+/// What librdkafka's words leave out.
+fn advice(trouble: &str) -> &'static str {
+    if trouble.contains("certificate verify failed") {
+        "; the certificate isn't trusted, or is for another name: correct the property ssl.ca.location, or the names in brokers"
+    } else if trouble.ends_with("brokers are down") {
+        // Any other reason would be an error of its own, and shown instead.
+        "; they close connections without a word: if they run, correct the property security.protocol"
+    } else {
+        ""
+    }
 }
 
 /// Not about this record or its topic: brokers can't be reached, can't work, or don't know us.

@@ -15,6 +15,7 @@ use tokio::sync::{Mutex, broadcast, watch};
 
 use super::settings::{Login, NatsSettings, Servers};
 use crate::error::storable;
+use crate::transport::tls;
 
 /// Messages that the client library holds before they are written to the connection.
 const BUFFER: usize = 2_048;
@@ -165,7 +166,8 @@ impl Link {
             options = read.map_err(|e| format!("can't read the credentials file {}: {e}", file.display()))?;
         }
         if let Some(file) = &self.settings.ca_file {
-            options = options.add_root_certificates(file.clone());
+            // Without TLS, as a nats:// url lets the server choose, nobody would check who it is.
+            options = options.add_root_certificates(file.clone()).require_tls(true);
         }
         // Name lookup has no limit of its own.
         let limit = self.settings.connect_timeout * addresses.len() as u32;
@@ -192,11 +194,12 @@ impl Link {
                 format!("can't sign in to {servers}: {cause}; check the credentials file of the nats transport")
             }
             ConnectErrorKind::Dns => format!("can't connect to {servers}: the name was not found: {cause}"),
-            ConnectErrorKind::Tls => format!("can't connect to {servers}: TLS failed: {cause}; check ca_file"),
+            ConnectErrorKind::Tls => format!("can't connect to {servers}: TLS failed: {cause}; correct ca_file, or give one"),
             ConnectErrorKind::TimedOut => {
                 format!("can't connect to {servers}: no connection within {:?} (connect_timeout)", self.settings.connect_timeout)
             }
-            _ => format!("can't connect to {servers}: {cause}"),
+            // Also what a TLS handshake failed of.
+            _ => format!("can't connect to {servers}: {}", tls::explain(&cause)),
         }
     }
 }

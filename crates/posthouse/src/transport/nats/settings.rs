@@ -18,7 +18,8 @@ pub struct NatsSettings {
     pub url: String,
     /// A `.creds` file (JWT and key), instead of a user in the URL. Read on each connect.
     pub credentials: Option<PathBuf>,
-    /// PEM file with the certificates to trust, instead of the system's. Read on each connect.
+    /// PEM file with the certificates to trust, instead of the system's. Read on each connect, which then is made with TLS
+    /// only.
     pub ca_file: Option<PathBuf>,
     /// A connection must stand within this time, for each server of `url`. 5 s by default.
     #[serde(with = "humantime_serde")]

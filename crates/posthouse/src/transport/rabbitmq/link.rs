@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig, TLSConfig};
+use lapin::tcp::{AMQPUriTcpExt, RustlsConnector, RustlsConnectorConfig, TLSConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Channel, Connection, ConnectionProperties, ErrorKind, Event};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::RabbitMqSettings;
+use crate::transport::tls;
 
 /// After a failed connect none is tried for this long, twice as long after the next, at most [`BACKOFF_CAP`]; who asks
 /// meanwhile gets the error of the one before. The relay's breaker waits longer for each destination; this bounds what many
@@ -126,13 +127,10 @@ impl Link {
         let broker = self.broker();
         let mut uri = self.uri.clone();
         uri.query.heartbeat = Some(u16::try_from(self.settings.heartbeat.as_secs()).unwrap_or(u16::MAX));
-        let cert_chain = match uri.scheme {
+        let tls = match uri.scheme {
             AMQPScheme::AMQP => None,
-            AMQPScheme::AMQPS => {
-                self.settings.certificates().map_err(|why| format!("can't connect to {broker}: ca_file {why}"))?
-            }
+            AMQPScheme::AMQPS => Some(self.tls().map_err(|why| format!("can't connect to {broker}: {why}"))?),
         };
-        let tls = OwnedTLSConfig { identity: None, cert_chain };
         let properties = ConnectionProperties::default()
             .with_connection_name(self.settings.connection_name.as_str().into())
             .with_client_property("product".into(), "posthouse".into())
@@ -155,9 +153,9 @@ impl Link {
                     stream.get_ref().set_nodelay(true)?;
                     opened.keep(try_clone(stream.get_ref())?);
                 }
-                match uri.scheme {
-                    AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => Ok(stream.into_tls(&uri.authority.host, tls.as_ref()).await?),
+                match &tls {
+                    None => Ok(stream),
+                    Some(tls) => Ok(stream.into_rustls(tls, &uri.authority.host).await?),
                 }
             },
             properties,
@@ -194,6 +192,16 @@ impl Link {
         Ok(Arc::new(Live { connection, socket, state, events }))
     }
 
+    /// Whom to trust. With a `ca_file` the system's certificates aren't looked for: there may be none.
+    fn tls(&self) -> Result<RustlsConnector, String> {
+        let trusted = match self.settings.certificates().map_err(|why| format!("ca_file {why}"))? {
+            Some(certificates) => RustlsConnectorConfig::default().with_parsable_certificates(certificates),
+            None => RustlsConnectorConfig::new_with_native_certs()
+                .map_err(|e| format!("the system's certificates can't be read ({e}); name those to trust as ca_file"))?,
+        };
+        trusted.connector_with_no_client_auth().map_err(|e| e.to_string())
+    }
+
     /// Why there is no connection, in words.
     fn refused(&self, error: &lapin::Error) -> String {
         let broker = self.broker();
@@ -223,8 +231,15 @@ impl Link {
                         self.uri.authority.host
                     )
                 }
-                _ => format!("can't connect to {broker}: {e}"),
+                _ => format!("can't connect to {broker}: {}", tls::explain(&e.to_string())),
             },
+            // A TLS listener answers with an alert, if it doesn't just hang up.
+            ErrorKind::ParsingError(_) => {
+                format!(
+                    "{broker} does not speak {} on this port; correct the transport's url, perhaps to amqps://",
+                    self.uri.scheme
+                )
+            }
             _ => format!("can't connect to {broker}: {error}"),
         }
     }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lapin::uri::AMQPUri;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
 use crate::message::MAX_NAME;
@@ -26,7 +28,7 @@ pub struct RabbitMqSettings {
     pub connect_timeout: Duration,
     /// The name that RabbitMQ's management shows for the connection. `posthouse` by default.
     pub connection_name: String,
-    /// PEM file with the certificates to trust, in addition to the system's. Read at each connect.
+    /// PEM file with the certificates to trust, instead of the system's. Read at each connect.
     pub ca_file: Option<PathBuf>,
 }
 
@@ -114,13 +116,15 @@ impl RabbitMqSettings {
     }
 
     /// The certificates of `ca_file`.
-    pub(super) fn certificates(&self) -> Result<Option<String>, String> {
+    pub(super) fn certificates(&self) -> Result<Option<Vec<CertificateDer<'static>>>, String> {
         let Some(file) = &self.ca_file else { return Ok(None) };
-        let pem = std::fs::read_to_string(file).map_err(|e| format!("{} can't be read: {e}", file.display()))?;
-        if !pem.contains("-----BEGIN CERTIFICATE-----") {
-            return Err(format!("{} holds no certificate in PEM form", file.display()));
+        let pem = std::fs::read(file).map_err(|e| format!("{} can't be read: {e}", file.display()))?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        match found {
+            Ok(all) if !all.is_empty() => Ok(Some(all)),
+            Ok(_) => Err(format!("{} holds no certificate in PEM form", file.display())),
+            Err(e) => Err(format!("{} can't be understood: {e}", file.display())),
         }
-        Ok(Some(pem))
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) async fn topic(partitions: i32, config: &[(&str, &str)]) -> String {
     name
 }
 
-async fn create_topic(client: &ClientConfig, name: &str, partitions: i32, config: &[(&str, &str)]) {
+pub(crate) async fn create_topic(client: &ClientConfig, name: &str, partitions: i32, config: &[(&str, &str)]) {
     let admin: AdminClient<DefaultClientContext> = client.create().unwrap();
     let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
     for (key, value) in config {

@@ -164,7 +164,7 @@ fn root() -> &'static Path {
 
 /// That many free ports in a row; the first is returned. They stay the broker's while it is down: below 32768 Linux gives
 /// none to outgoing connections, which could otherwise take a killed broker's port.
-fn free_ports(count: u16) -> u16 {
+pub(crate) fn free_ports(count: u16) -> u16 {
     const FIRST: u16 = 10_000;
     const RANGE: u16 = 10_000;
     // No port twice in this process; another process begins elsewhere.

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test module uses its own part")]
 
 pub(crate) mod broker;
+pub(crate) mod certificates;
 pub(crate) mod proxy;
 
 use std::time::{Duration, Instant};
