@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 use rdkafka::message::{Header, OwnedHeaders};
 
 use crate::transport::Delivery;
-use crate::transport::content::Content;
+use crate::transport::content::{Content, is_attribute};
 
 /// Prefix of CloudEvents attributes, as the CloudEvents binding for Kafka has it.
 const CLOUDEVENTS: &str = "ce_";
@@ -35,8 +35,10 @@ pub(super) fn headers(delivery: &Delivery, content: &Content<'_>) -> OwnedHeader
         let so_far = std::mem::take(&mut headers);
         headers = so_far.insert(Header { key, value: Some(value) });
     };
-    for (name, value) in message.headers.iter().filter(|(name, _)| !is_reserved(name, !content.attributes.is_empty())) {
-        add(name, value);
+    for (name, value) in message.headers.iter() {
+        if !is_reserved(name, !content.attributes.is_empty()) && !is_attribute(delivery.route(), CLOUDEVENTS, name) {
+            add(name, value);
+        }
     }
     for (name, value) in &content.attributes {
         add(&format!("{CLOUDEVENTS}{name}"), value);

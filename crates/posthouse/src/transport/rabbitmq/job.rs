@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::address;
 use crate::message::MAX_NAME;
-use crate::transport::content::content;
+use crate::transport::content::{content, is_attribute};
 use crate::transport::{Delivery, address_of};
 use crate::{RabbitMqRoute, Route};
 
@@ -152,7 +152,7 @@ fn headers(
         table.insert(name(key)?, typed(value)?);
     }
     for (key, value) in message.headers.iter() {
-        if matches!(key, CORRELATION_ID | REPLY_TO | PRIORITY | EXPIRATION) {
+        if matches!(key, CORRELATION_ID | REPLY_TO | PRIORITY | EXPIRATION) || is_attribute(delivery.route(), CLOUD_EVENTS, key) {
             continue;
         }
         if ROUTING.contains(&key) {
