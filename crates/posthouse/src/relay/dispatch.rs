@@ -35,7 +35,7 @@ impl Engine {
 
     /// Reads the content of ready rows, within the byte budget.
     pub(super) fn load(&mut self, now: Instant) {
-        if self.loads >= LOADS || (self.active.is_empty() && self.to_load.is_empty()) {
+        if self.loads >= LOADS || (self.active.is_empty() && self.to_load.is_empty() && self.next_up.is_empty()) {
             return;
         }
         if now < self.load_after {
@@ -79,15 +79,20 @@ impl Engine {
                     break;
                 }
                 self.destinations[dest].ready.pop_front();
+                room -= 1;
+                if let Some(envelope) = self.take_ahead(id) {
+                    self.loaded(id, envelope);
+                    continue;
+                }
                 self.enter(id, State::Loading);
                 ids.push(id);
-                room -= 1;
             }
             let d = &self.destinations[dest];
             if d.ready.is_empty() && d.loaded.is_empty() {
                 self.active.remove(&dest);
             }
         }
+        self.load_ahead(&mut ids);
         if ids.is_empty() {
             return;
         }
@@ -99,6 +104,43 @@ impl Engine {
         });
     }
 
+    /// Adds rows whose turn comes next in their key, so that they go at once when the one before is confirmed. They may take
+    /// half of the byte budget, which leaves the other half to what may go now.
+    fn load_ahead(&mut self, ids: &mut Vec<i64>) {
+        let budget = self.shared.settings.memory / 2;
+        let mut asked = 0;
+        for id in std::mem::take(&mut self.next_up) {
+            let Some(row) = self.rows.get(&id).filter(|r| r.state == State::Waiting && !self.ahead.contains_key(&id)) else {
+                continue;
+            };
+            let size = row.thin.size as usize;
+            if ids.len() >= LOAD || self.bytes + asked + size > budget || self.destinations[row.dest].is_down() {
+                continue;
+            }
+            asked += size;
+            self.ahead.insert(id, None);
+            ids.push(id);
+        }
+    }
+
+    /// The content that was loaded ahead of a row's turn, if it is there; what is on its way comes for nothing.
+    pub(super) fn take_ahead(&mut self, id: i64) -> Option<Envelope> {
+        let envelope = self.ahead.remove(&id)??;
+        self.bytes -= self.rows.get(&id).map_or(0, |row| row.thin.size as usize);
+        Some(envelope)
+    }
+
+    /// A row's content is there, and it may go.
+    pub(super) fn loaded(&mut self, id: i64, mut envelope: Envelope) {
+        let Some(row) = self.rows.get(&id) else { return };
+        let dest = row.dest;
+        envelope.attempt = row.thin.attempts + 1;
+        envelope.destination.clone_from(&row.thin.destination);
+        self.enter(id, State::Loaded);
+        self.destinations[dest].loaded.push_back((id, envelope));
+        self.active.insert(dest);
+    }
+
     pub(super) fn on_loaded(&mut self, ids: &[i64], result: Result<Vec<Loaded>, Error>) {
         self.loads -= 1;
         let mut found: HashMap<i64, Result<Envelope, String>> = match result {
@@ -107,6 +149,9 @@ impl Engine {
                 self.database_failed(&e);
                 tracing::warn!(error = %e, messages = ids.len(), "could not load messages");
                 for id in ids.iter().rev() {
+                    if self.ahead.get(id).is_some_and(Option::is_none) {
+                        self.ahead.remove(id);
+                    }
                     if self.rows.get(id).is_some_and(|r| r.state == State::Loading) {
                         self.put_back(*id);
                     }
@@ -116,16 +161,20 @@ impl Engine {
             }
         };
         for id in ids {
-            let Some(row) = self.rows.get(id).filter(|r| r.state == State::Loading) else { continue };
-            let dest = row.dest;
-            match found.remove(id) {
-                Some(Ok(mut envelope)) => {
-                    envelope.attempt = row.thin.attempts + 1;
-                    envelope.destination.clone_from(&row.thin.destination);
-                    self.enter(*id, State::Loaded);
-                    self.destinations[dest].loaded.push_back((*id, envelope));
-                    self.active.insert(dest);
+            let Some(row) = self.rows.get(id) else { continue };
+            if row.state == State::Waiting && self.ahead.get(id).is_some_and(Option::is_none) {
+                match found.remove(id) {
+                    Some(Ok(envelope)) => {
+                        self.bytes += row.thin.size as usize;
+                        self.ahead.insert(*id, Some(envelope));
+                    }
+                    // What is wrong with it comes out when its turn has come.
+                    _ => drop(self.ahead.remove(id)),
                 }
+            }
+            let Some(row) = self.rows.get(id).filter(|r| r.state == State::Loading) else { continue };
+            match found.remove(id) {
+                Some(Ok(envelope)) => self.loaded(*id, envelope),
                 Some(Err(why)) => self.conclude(*id, Duration::ZERO, Outcome::Rejected(why.into())),
                 None => {
                     // Never dropped or failed silently.

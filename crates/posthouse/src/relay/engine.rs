@@ -193,6 +193,10 @@ pub(super) struct Engine {
     pub(super) load_turn: usize,
     /// Claimed rows on their way to be loaded.
     pub(super) to_load: Vec<i64>,
+    /// Rows whose turn comes next in their key: their content is worth loading ahead.
+    pub(super) next_up: Vec<i64>,
+    /// Content loaded before its row's turn; None while it is on its way.
+    pub(super) ahead: HashMap<i64, Option<Envelope>>,
     pub(super) bytes: usize,
     pub(super) tries: u64,
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, i64, u64)>>,
@@ -250,6 +254,8 @@ pub(super) async fn run(
         load_after: now,
         load_turn: 0,
         to_load: Vec::new(),
+        next_up: Vec::new(),
+        ahead: HashMap::new(),
         bytes: 0,
         tries: 0,
         deadlines: BinaryHeap::new(),
@@ -485,6 +491,7 @@ impl Engine {
 
     /// Takes a row out of memory, with all its traces but its place in a key's queue.
     pub(super) fn forget(&mut self, id: i64) {
+        drop(self.take_ahead(id));
         let Some(row) = self.rows.remove(&id) else { return };
         self.leave_state(&row);
         self.destinations[row.dest].rows -= 1;
@@ -576,7 +583,10 @@ impl Engine {
             self.suspects.push_back(id);
         } else {
             let dest = row.dest;
-            self.destinations[dest].ready.push_back(id);
+            match self.take_ahead(id) {
+                Some(envelope) => self.loaded(id, envelope),
+                None => self.destinations[dest].ready.push_back(id),
+            }
             self.active.insert(dest);
         }
     }

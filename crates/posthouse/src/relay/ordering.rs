@@ -102,6 +102,9 @@ impl Engine {
         queue.chain.insert(place, id);
         self.insert(thin, dest, Some(key.clone()));
         self.advance(&key);
+        if place == 1 {
+            self.look_ahead(&key);
+        }
         true
     }
 
@@ -138,6 +141,18 @@ impl Engine {
             }
             queue.active.insert(next);
             self.ready(next);
+            self.look_ahead(key);
+        }
+    }
+
+    /// The row behind the one that was let go is the next to be sent.
+    fn look_ahead(&mut self, key: &(House, KeyHash)) {
+        let Some(queue) = self.keys.get(key) else { return };
+        if let [first, second] = *queue.chain.iter().take(2).copied().collect::<Vec<_>>()
+            && queue.active.contains(&first)
+            && self.rows.get(&second).is_some_and(|r| !self.destinations[r.dest].pipelined)
+        {
+            self.next_up.push(second);
         }
     }
 
