@@ -167,6 +167,7 @@ async fn an_outage_is_not_read_again_and_again<T: TestDb>() {
     let relay = Relay::builder(&outbox).settings(quick()).transport("test", transport).start().await.unwrap();
     outbox.publish_alone(Message::to("test:a").key("hot").payload("0")).await.unwrap();
     log.wait_len(1).await;
+    wait_for("its completion", SOON, async || pending::<T>(&outbox).await == 0).await;
     up.store(false, Ordering::SeqCst);
     let n = 600;
     let mut tx = outbox.begin().await.unwrap();
