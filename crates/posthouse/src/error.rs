@@ -14,10 +14,10 @@ pub enum Error {
         /// What is wrong and which limit it breaks.
         reason: String,
     },
-    /// `publish` was given a connection that is not inside a transaction.
+    /// `publish` or `first_time` was given a connection that is not inside a transaction.
     #[error(
-        "publish needs a connection inside a transaction, so that the message commits or rolls back with your rows; \
-         begin one first, or call publish_alone if the message stands on its own"
+        "this needs a connection inside a transaction, so that the message commits or rolls back with your rows; \
+         begin one first (a message that stands on its own is published with publish_alone)"
     )]
     NotInTransaction,
     /// The payload could not be turned into JSON.

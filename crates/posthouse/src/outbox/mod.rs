@@ -224,7 +224,12 @@ impl<DB: Backend> Outbox<DB> {
 
     /// The SQL that a first [`migrate`](Self::migrate) runs, for people with their own migration tool.
     pub fn migration_sql(&self) -> String {
-        DB::migration_text(&self.inner.tables, self.inner.houses)
+        self.migration_sql_from(0)
+    }
+
+    /// The SQL that [`migrate`](Self::migrate) runs on tables of schema version `from`; empty when they are new enough.
+    pub fn migration_sql_from(&self, from: i32) -> String {
+        DB::migration_text(&self.inner.tables, self.inner.houses, from)
     }
 
     /// Writes a message inside the transaction that `conn` is in; it is sent after that transaction commits.
