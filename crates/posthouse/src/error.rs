@@ -69,6 +69,12 @@ impl Error {
         }
     }
 
+    /// [`kind`](Self::kind) of an error of the database that isn't wrapped yet.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn kind_of(e: &sqlx::Error) -> ErrorKind {
+        database_kind(e)
+    }
+
     pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> Self {
         Error::Invalid { field, reason: reason.into() }
     }

@@ -117,6 +117,7 @@ mod asked {
     pub struct TakenRow {
         pub(crate) id: String,
         pub(crate) version: i32,
+        pub(crate) attempts: i32,
         pub(crate) claims: i32,
     }
 
@@ -255,11 +256,6 @@ mod asked {
 
     /// The rows of an inbox; each call is one step on a connection inside a transaction.
     pub trait InboxRows: sqlx::Database {
-        /// Whether a transaction that the server rolled back (a deadlock, a full disk) goes on statement by statement, as
-        /// if nothing had happened.
-        #[doc(hidden)]
-        const GOES_ON_WITHOUT_TRANSACTION: bool;
-
         /// A pool like the user's for the worker's own connections, set up as its statements need.
         #[doc(hidden)]
         fn inbox_pool(pool: &sqlx::Pool<Self>, deadline: Duration, connections: u32) -> sqlx::Pool<Self>;
@@ -269,6 +265,11 @@ mod asked {
             fn inbox_insert(row: &'c NewRow<'c>) -> bool;
             /// Whether the transaction can see this row.
             fn inbox_there(consumer: &'c str, id: &'c str) -> bool;
+            /// Leaves a mark in the transaction, where one that the server rolled back (a deadlock, a full disk) goes on
+            /// statement by statement as if nothing had happened.
+            fn inbox_mark() -> ();
+            /// Whether the mark is still there.
+            fn inbox_marked() -> bool;
             /// Where a message stands; None when it isn't known.
             fn inbox_standing(consumer: &'c str, id: &'c str) -> Option<Standing>;
             /// Says that a run begins: RETRYING, claims + 1, version + 1, with a fresh lease.

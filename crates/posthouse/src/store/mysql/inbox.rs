@@ -24,6 +24,9 @@ const TIMES_WAITING: &str = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ?, ?, NU
 /// A duplicate key.
 const DUPLICATE: u16 = 1062;
 
+/// There is no such savepoint.
+const NO_SAVEPOINT: u16 = 1305;
+
 const THERE: &str = "SELECT COUNT(*) FROM {inbox} WHERE consumer = ? AND message_id = ?";
 
 const STANDING: &str = "SELECT status, CAST(COALESCE(next_attempt_at <= UTC_TIMESTAMP(6), 0) AS SIGNED), \
@@ -54,7 +57,7 @@ const FAIL: &str = "UPDATE {inbox} SET status = CASE WHEN ? IS NULL THEN 'FAILED
 const ADOPT: &str = concat!(succeeded!(), " AND status = 'PENDING_RETRY' AND next_attempt_at <= UTC_TIMESTAMP(6)");
 
 // Plan: one range scan of (consumer, next_attempt_at, message_id), in its order, so that no more rows are locked than taken.
-const DUE: &str = "SELECT message_id, version, claims FROM {inbox} FORCE INDEX (inbox_due) \
+const DUE: &str = "SELECT message_id, version, attempts, claims FROM {inbox} FORCE INDEX (inbox_due) \
     WHERE consumer = ? AND next_attempt_at > '1000-01-01' AND next_attempt_at <= UTC_TIMESTAMP(6) \
       AND status IN ('PENDING_RETRY', 'RETRYING') ORDER BY next_attempt_at, message_id LIMIT ? FOR UPDATE SKIP LOCKED";
 
@@ -120,8 +123,6 @@ fn with_ids(tables: &Tables, template: &str, ids: usize) -> sqlx::SqlStr {
 }
 
 impl InboxRows for MySql {
-    const GOES_ON_WITHOUT_TRANSACTION: bool = true;
-
     fn inbox_pool(pool: &MySqlPool, deadline: Duration, connections: u32) -> MySqlPool {
         // READ COMMITTED: taking due rows must not lock the gaps between them, where other consumers insert.
         let session = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
@@ -176,6 +177,19 @@ impl InboxRows for MySql {
         let found: i64 =
             sqlx::query_scalar(tables.sql(THERE)).bind(consumer.as_bytes()).bind(id.as_bytes()).fetch_one(conn).await?;
         Ok(found == 1)
+    }
+
+    async fn inbox_mark<'c>(conn: &'c mut MySqlConnection, _: &'c Tables) -> Result<(), Error> {
+        sqlx::raw_sql("SAVEPOINT posthouse_inbox").execute(conn).await?;
+        Ok(())
+    }
+
+    async fn inbox_marked<'c>(conn: &'c mut MySqlConnection, _: &'c Tables) -> Result<bool, Error> {
+        match sqlx::raw_sql("RELEASE SAVEPOINT posthouse_inbox").execute(conn).await {
+            Ok(_) => Ok(true),
+            Err(e) if super::number(&e) == Some(NO_SAVEPOINT) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
     }
 
     async fn inbox_standing<'c>(
@@ -268,7 +282,12 @@ impl InboxRows for MySql {
         let rows = sqlx::query(tables.sql(DUE)).bind(consumer.as_bytes()).bind(limit).fetch_all(&mut *conn).await?;
         let taken = |r: &MySqlRow| {
             // The version it has after the update below.
-            Ok(TakenRow { id: text(r, 0)?.unwrap_or_default(), version: r.try_get::<i32, _>(1)? + 1, claims: r.try_get(2)? })
+            Ok(TakenRow {
+                id: text(r, 0)?.unwrap_or_default(),
+                version: r.try_get::<i32, _>(1)? + 1,
+                attempts: r.try_get(2)?,
+                claims: r.try_get(3)?,
+            })
         };
         let taken = rows.iter().map(taken).collect::<Result<Vec<_>, sqlx::Error>>()?;
         if !taken.is_empty() {

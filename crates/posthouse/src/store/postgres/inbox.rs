@@ -47,7 +47,7 @@ const TAKE: &str = "WITH due AS MATERIALIZED (SELECT message_id FROM {inbox} \
          ORDER BY next_attempt_at, message_id LIMIT $4 FOR UPDATE SKIP LOCKED) \
     UPDATE {inbox} i SET status = 'RETRYING', owner = $2, version = i.version + 1, \
            next_attempt_at = clock_timestamp() + $3 * interval '1 microsecond' \
-      FROM due WHERE i.consumer = $1 AND i.message_id = due.message_id RETURNING i.message_id, i.version, i.claims";
+      FROM due WHERE i.consumer = $1 AND i.message_id = due.message_id RETURNING i.message_id, i.version, i.attempts, i.claims";
 
 const RENEW: &str = "UPDATE {inbox} SET next_attempt_at = clock_timestamp() + $4 * interval '1 microsecond' \
     WHERE consumer = $1 AND owner = $2 AND message_id = ANY($3) AND status = 'RETRYING'";
@@ -97,8 +97,6 @@ fn row(r: &PgRow) -> Result<InboxRow, sqlx::Error> {
 }
 
 impl InboxRows for Postgres {
-    const GOES_ON_WITHOUT_TRANSACTION: bool = false;
-
     fn inbox_pool(pool: &PgPool, deadline: Duration, connections: u32) -> PgPool {
         PgPoolOptions::new()
             .max_connections(connections)
@@ -136,6 +134,15 @@ impl InboxRows for Postgres {
         id: &'c str,
     ) -> Result<bool, Error> {
         Ok(sqlx::query_scalar(tables.sql(THERE)).bind(consumer).bind(id).fetch_one(conn).await?)
+    }
+
+    /// Its transactions refuse everything after an error.
+    async fn inbox_mark<'c>(_: &'c mut PgConnection, _: &'c Tables) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn inbox_marked<'c>(_: &'c mut PgConnection, _: &'c Tables) -> Result<bool, Error> {
+        Ok(true)
     }
 
     async fn inbox_standing<'c>(
@@ -225,7 +232,9 @@ impl InboxRows for Postgres {
             .bind(i64::from(limit))
             .fetch_all(conn)
             .await?;
-        let taken = |r: &PgRow| Ok(TakenRow { id: r.try_get(0)?, version: r.try_get(1)?, claims: r.try_get(2)? });
+        let taken = |r: &PgRow| {
+            Ok(TakenRow { id: r.try_get(0)?, version: r.try_get(1)?, attempts: r.try_get(2)?, claims: r.try_get(3)? })
+        };
         Ok(rows.iter().map(taken).collect::<Result<_, sqlx::Error>>()?)
     }
 

@@ -74,7 +74,7 @@ const TAKE: &str = concat!(
     " + ?3 WHERE consumer = ?1 AND message_id IN (SELECT message_id FROM {inbox} WHERE consumer = ?1 AND next_attempt_at <= ",
     now!(),
     " AND status IN ('PENDING_RETRY', 'RETRYING') ORDER BY next_attempt_at, message_id LIMIT ?4) \
-     RETURNING message_id, version, claims"
+     RETURNING message_id, version, attempts, claims"
 );
 
 const RENEW: &str = concat!(
@@ -140,8 +140,6 @@ fn row(r: &SqliteRow) -> Result<InboxRow, sqlx::Error> {
 }
 
 impl InboxRows for Sqlite {
-    const GOES_ON_WITHOUT_TRANSACTION: bool = true;
-
     fn inbox_pool(pool: &SqlitePool, deadline: Duration, connections: u32) -> SqlitePool {
         let options = (*pool.connect_options()).clone().create_if_missing(false).busy_timeout(BUSY);
         SqlitePoolOptions::new()
@@ -180,6 +178,20 @@ impl InboxRows for Sqlite {
         id: &'c str,
     ) -> Result<bool, Error> {
         Ok(sqlx::query_scalar(tables.sql(THERE)).bind(consumer).bind(id).fetch_one(conn).await?)
+    }
+
+    async fn inbox_mark<'c>(conn: &'c mut SqliteConnection, _: &'c Tables) -> Result<(), Error> {
+        sqlx::raw_sql("SAVEPOINT posthouse_inbox").execute(conn).await?;
+        Ok(())
+    }
+
+    async fn inbox_marked<'c>(conn: &'c mut SqliteConnection, _: &'c Tables) -> Result<bool, Error> {
+        match sqlx::raw_sql("RELEASE SAVEPOINT posthouse_inbox").execute(conn).await {
+            Ok(_) => Ok(true),
+            // SQLITE_ERROR, which it also says when there is no such savepoint.
+            Err(sqlx::Error::Database(e)) if e.code().as_deref() == Some("1") => Ok(false),
+            Err(e) => Err(e.into()),
+        }
     }
 
     async fn inbox_standing<'c>(
@@ -269,8 +281,14 @@ impl InboxRows for Sqlite {
             .bind(i64::from(limit))
             .fetch_all(conn)
             .await?;
-        let taken =
-            |r: &SqliteRow| Ok(TakenRow { id: text(r, 0)?.unwrap_or_default(), version: r.try_get(1)?, claims: r.try_get(2)? });
+        let taken = |r: &SqliteRow| {
+            Ok(TakenRow {
+                id: text(r, 0)?.unwrap_or_default(),
+                version: r.try_get(1)?,
+                attempts: r.try_get(2)?,
+                claims: r.try_get(3)?,
+            })
+        };
         Ok(rows.iter().map(taken).collect::<Result<_, sqlx::Error>>()?)
     }
 
