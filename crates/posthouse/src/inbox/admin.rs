@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use super::Inbox;
 use super::process::step;
 use crate::Error;
-use crate::store::{Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore};
+use crate::store::{Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, on};
 
 pub(super) struct Admin<DB: Backend>(pub(super) Inbox<DB>);
 
@@ -20,15 +20,15 @@ impl<DB: Backend> fmt::Debug for Admin<DB> {
 impl<DB: Backend> InboxStore for Admin<DB> {
     fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Vec<InboxRow>, Error>> {
         let inbox = &self.0;
-        Box::pin(
-            async move { step!(inbox, "listing received messages", |tx| { DB::inbox_list(tx, inbox.tables(), filter).await }) },
-        )
+        on!(inbox.outbox.pool(), inbox.deadline(), "listing received messages", |c| {
+            DB::inbox_list(c, inbox.tables(), filter).await
+        })
     }
 
     fn show<'a>(&'a self, consumer: &'a str, message_id: &'a str) -> BoxFuture<'a, Result<Option<InboxDetail>, Error>> {
         let inbox = &self.0;
-        Box::pin(async move {
-            step!(inbox, "showing a received message", |tx| { DB::inbox_read(tx, inbox.tables(), consumer, message_id).await })
+        on!(inbox.outbox.pool(), inbox.deadline(), "showing a received message", |c| {
+            DB::inbox_read(c, inbox.tables(), consumer, message_id).await
         })
     }
 
@@ -59,6 +59,8 @@ impl<DB: Backend> InboxStore for Admin<DB> {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<InboxBacklog>, Error>> {
         let inbox = &self.0;
-        Box::pin(async move { step!(inbox, "counting received messages", |tx| { DB::inbox_backlog(tx, inbox.tables()).await }) })
+        on!(inbox.outbox.pool(), inbox.deadline(), "counting received messages", |c| {
+            DB::inbox_backlog(c, inbox.tables()).await
+        })
     }
 }

@@ -255,6 +255,11 @@ impl<DB: Backend> Inbox<DB> {
         self.outbox.tables()
     }
 
+    /// Of one database call.
+    fn deadline(&self) -> std::time::Duration {
+        self.shared.settings.database_timeout
+    }
+
     fn owner(&self) -> &str {
         &self.shared.owner
     }
@@ -281,6 +286,9 @@ impl<DB: Backend> Inbox<DB> {
     /// # fn main() {}
     /// ```
     ///
+    /// The closure is cloned for each call, so what it captures is borrowed or can be cloned. The future is `Send`, so this
+    /// works in spawned tasks, also with what the closure borrows.
+    ///
     /// # Errors
     /// The message is neither done nor recorded, or nobody knows (the database didn't answer): negatively acknowledge it with
     /// a delay. [`Error::Invalid`] under [`MissingId::Reject`](crate::MissingId::Reject).
@@ -288,7 +296,7 @@ impl<DB: Backend> Inbox<DB> {
     /// Dropped half-way, nothing is committed, as after a crash.
     pub async fn process<E, F>(&self, incoming: &Incoming, handler: F) -> Result<Handled, Error>
     where
-        F: AsyncFnMut(&mut Tx<DB>) -> Result<(), E>,
+        F: AsyncFnOnce(&mut Tx<DB>) -> Result<(), E> + Clone,
         E: Into<HandlerError>,
     {
         self.run(incoming, &mut process::Inline(handler)).await

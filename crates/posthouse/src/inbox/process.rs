@@ -12,7 +12,7 @@ use super::incoming::{Admitted, Stored};
 use super::{Handled, HandlerError, Inbox, Incoming};
 use crate::error::storable;
 use crate::settings::MissingId;
-use crate::store::{Backend, InboxStatus, NewRow, RowKey, RunFailed, Standing, timed};
+use crate::store::{Backend, InboxStatus, NewRow, RowKey, RunFailed, Standing, on, timed};
 use crate::{Error, ErrorKind, Tx};
 
 /// Error text kept per message, in bytes; as much as the outbox keeps per attempt.
@@ -33,17 +33,18 @@ pub(super) trait Run<DB: Backend> {
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError>;
 }
 
-/// The caller's closure.
+/// The caller's closure, cloned for each call: one that is called by reference (`AsyncFnMut`) makes futures that borrow from it,
+/// and the compiler can't see that such a one may be sent to another thread.
 pub(super) struct Inline<F>(pub(super) F);
 
 impl<DB, E, F> Run<DB> for Inline<F>
 where
     DB: Backend,
     E: Into<HandlerError>,
-    F: AsyncFnMut(&mut Tx<DB>) -> Result<(), E>,
+    F: AsyncFnOnce(&mut Tx<DB>) -> Result<(), E> + Clone,
 {
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError> {
-        (self.0)(tx).await.map_err(Into::into)
+        self.0.clone()(tx).await.map_err(Into::into)
     }
 }
 
@@ -70,7 +71,7 @@ macro_rules! step {
     ($inbox:expr, $what:literal, |$tx:ident| $body:block) => {{
         let mut tries = crate::inbox::process::Tries::default();
         loop {
-            let once = crate::store::timed($inbox.settings().database_timeout, $what, async {
+            let once = crate::store::timed($inbox.deadline(), $what, async {
                 let mut begun = $inbox.outbox.begin().await?;
                 let $tx = &mut begun;
                 let result: Result<_, crate::Error> = async { $body }.await;
@@ -275,7 +276,10 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     async fn standing(&self, id: &str) -> Result<Option<Standing>, Error> {
-        step!(self, "looking up a message", |tx| { DB::inbox_standing(tx, self.tables(), self.consumer(), id).await })
+        on!(self.outbox.pool(), self.deadline(), "looking up a message", |c| {
+            DB::inbox_standing(c, self.tables(), self.consumer(), id).await
+        })
+        .await
     }
 
     /// A first run, or the standing of a message that is known.
@@ -315,7 +319,7 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     async fn first_once<R: Run<DB>>(&self, arrival: &Arrival<'_>, run: &mut R) -> Result<Ended, Error> {
-        let (deadline, tables) = (self.settings().database_timeout, self.tables());
+        let (deadline, tables) = (self.deadline(), self.tables());
         let row = self.new_row(arrival.id, &arrival.stored, InboxStatus::Success);
         let mut tx = match timed(deadline, "begin", self.outbox.begin()).await {
             Ok(tx) => tx,
@@ -378,7 +382,7 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     async fn claimed_once<R: Run<DB>>(&self, id: &str, claim: Claim, run: &mut R) -> Result<Ended, Error> {
-        let (deadline, tables) = (self.settings().database_timeout, self.tables());
+        let (deadline, tables) = (self.deadline(), self.tables());
         let mut tx = match timed(deadline, "begin", self.outbox.begin()).await {
             Ok(tx) => tx,
             Err(e) => return in_the_way(e),
@@ -437,8 +441,12 @@ impl<DB: Backend> Inbox<DB> {
         }
     }
 
-    async fn roll_back(&self, tx: Tx<DB>) -> Result<(), Error> {
-        timed(self.settings().database_timeout, "rollback", tx.rollback()).await
+    async fn roll_back(&self, mut tx: Tx<DB>) -> Result<(), Error> {
+        let rollback = async {
+            DB::inbox_resume(&mut tx, self.tables()).await?;
+            tx.rollback().await
+        };
+        timed(self.deadline(), "rollback", rollback).await
     }
 
     /// Rolls back after an error of the inbox's own statements, and hands the error on.
@@ -451,7 +459,7 @@ impl<DB: Backend> Inbox<DB> {
 
     async fn commit(&self, tx: Tx<DB>, published: u64) -> Result<Ended, Error> {
         let commit = async { Ok(sqlx::Transaction::from(tx).commit().await?) };
-        let result = timed(self.settings().database_timeout, "commit", commit).await;
+        let result = timed(self.deadline(), "commit", commit).await;
         if self.outbox.published() != published {
             self.outbox.committed();
         }

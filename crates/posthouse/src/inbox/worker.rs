@@ -123,8 +123,7 @@ impl<DB: Backend> Inbox<DB> {
     /// # Errors
     /// [`Error::Schema`].
     pub async fn check(&self) -> Result<(), Error> {
-        let found = step!(self, "looking for the inbox's table", |tx| { DB::inbox_backlog(tx, self.tables()).await });
-        match found {
+        match self.store().backlog().await {
             Err(e @ Error::Database(_)) if e.kind() == crate::ErrorKind::Database => Err(Error::Schema(format!(
                 "{} can't be read; run `posthouse migrate`, or call posthouse::migrate ({e})",
                 self.tables().name("inbox")
@@ -233,8 +232,7 @@ impl<DB: Backend> Worker<DB> {
         if let Some(held) = self.held().get_mut(&row.id) {
             held.version = claim.version;
         }
-        let copy =
-            step!(inbox, "reading a message", |tx| { DB::inbox_read(tx, inbox.tables(), inbox.consumer(), &row.id).await })?;
+        let copy = inbox.store().show(inbox.consumer(), &row.id).await?;
         let Some(copy) = copy else { return Ok(()) };
         match Incoming::restored(copy) {
             Ok(incoming) => {

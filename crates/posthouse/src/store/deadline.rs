@@ -6,14 +6,12 @@ use crate::Error;
 
 /// A connection that is closed instead of reused unless its work came to a good end: after an error, a deadline or a
 /// cancelled future, nobody knows what is still on its way through it.
-#[cfg(feature = "relay")]
 #[derive(Debug)]
 pub(crate) struct Leased<DB: sqlx::Database> {
     conn: sqlx::pool::PoolConnection<DB>,
     sound: bool,
 }
 
-#[cfg(feature = "relay")]
 impl<DB: sqlx::Database> Leased<DB> {
     pub(crate) async fn acquire(pool: &sqlx::Pool<DB>) -> Result<Self, Error> {
         Ok(Self { conn: pool.acquire().await?, sound: false })
@@ -28,7 +26,6 @@ impl<DB: sqlx::Database> Leased<DB> {
     }
 }
 
-#[cfg(feature = "relay")]
 impl<DB: sqlx::Database> Drop for Leased<DB> {
     fn drop(&mut self) {
         if !self.sound {
@@ -50,7 +47,6 @@ pub(crate) async fn timed<T>(
 }
 
 /// `on!(pool, deadline, "what", |c| { … })` runs the body with a connection `c` of the pool, within the deadline.
-#[cfg(feature = "relay")]
 macro_rules! on {
     ($pool:expr, $deadline:expr, $what:literal, |$c:ident| $body:block) => {
         Box::pin(crate::store::timed($deadline, $what, async move {
@@ -64,5 +60,4 @@ macro_rules! on {
         }))
     };
 }
-#[cfg(feature = "relay")]
 pub(crate) use on;

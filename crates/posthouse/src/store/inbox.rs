@@ -270,6 +270,9 @@ mod asked {
             fn inbox_mark() -> ();
             /// Whether the mark is still there.
             fn inbox_marked() -> bool;
+            /// Begins a transaction where the server has ended this one and a rollback without one would be an error, which
+            /// leaves the driver believing that it is in one.
+            fn inbox_resume() -> ();
             /// Where a message stands; None when it isn't known.
             fn inbox_standing(consumer: &'c str, id: &'c str) -> Option<Standing>;
             /// Says that a run begins: RETRYING, claims + 1, version + 1, with a fresh lease.

@@ -192,6 +192,11 @@ impl InboxRows for MySql {
         }
     }
 
+    /// ROLLBACK without a transaction is no error.
+    async fn inbox_resume<'c>(_: &'c mut MySqlConnection, _: &'c Tables) -> Result<(), Error> {
+        Ok(())
+    }
+
     async fn inbox_standing<'c>(
         conn: &'c mut MySqlConnection,
         tables: &'c Tables,

@@ -145,6 +145,11 @@ impl InboxRows for Postgres {
         Ok(true)
     }
 
+    /// ROLLBACK without a transaction is no error.
+    async fn inbox_resume<'c>(_: &'c mut PgConnection, _: &'c Tables) -> Result<(), Error> {
+        Ok(())
+    }
+
     async fn inbox_standing<'c>(
         conn: &'c mut PgConnection,
         tables: &'c Tables,

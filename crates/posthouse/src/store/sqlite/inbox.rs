@@ -194,6 +194,12 @@ impl InboxRows for Sqlite {
         }
     }
 
+    async fn inbox_resume<'c>(conn: &'c mut SqliteConnection, _: &'c Tables) -> Result<(), Error> {
+        // Refused within a transaction, which is the usual case.
+        let _ = sqlx::raw_sql("BEGIN").execute(conn).await;
+        Ok(())
+    }
+
     async fn inbox_standing<'c>(
         conn: &'c mut SqliteConnection,
         tables: &'c Tables,
