@@ -298,6 +298,7 @@ mod asked {
         }
     }
 
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub(crate) fn micros(d: Duration) -> i64 {
         i64::try_from(d.as_micros()).unwrap_or(i64::MAX)
     }
