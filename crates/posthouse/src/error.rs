@@ -14,10 +14,10 @@ pub enum Error {
         /// What is wrong and which limit it breaks.
         reason: String,
     },
-    /// `publish` was given a connection that is not inside a transaction.
+    /// `publish` or `first_time` was given a connection that is not inside a transaction.
     #[error(
-        "publish needs a connection inside a transaction, so that the message commits or rolls back with your rows; \
-         begin one first, or call publish_alone if the message stands on its own"
+        "this needs a connection inside a transaction, so that the message commits or rolls back with your rows; \
+         begin one first (a message that stands on its own is published with publish_alone)"
     )]
     NotInTransaction,
     /// The payload could not be turned into JSON.
@@ -67,6 +67,12 @@ impl Error {
             Error::Timeout { .. } => ErrorKind::Unavailable,
             Error::Database(e) => database_kind(e),
         }
+    }
+
+    /// [`kind`](Self::kind) of an error of the database that isn't wrapped yet.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn kind_of(e: &sqlx::Error) -> ErrorKind {
+        database_kind(e)
     }
 
     pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> Self {

@@ -46,6 +46,7 @@
 //! | `mysql` | MariaDB 10.6 and newer, MySQL 8.0.16 and newer |
 //! | `sqlite` | SQLite 3.40 and newer, in a file |
 //! | `relay` | the relay, the `Transport` trait, and `local:` handlers |
+//! | `inbox` | the inbox: what is received has its effect once; see the module `inbox` |
 //! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
 //! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay` |
 //! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
@@ -58,6 +59,7 @@
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
+//! - Receiving: the module `inbox` (feature `inbox`).
 //! - Lists and operator actions: [`store::Store`], from [`Outbox::store`] or [`Relay::store`].
 //! - Testing a service that publishes: the module `testing` (feature `testing`).
 //! - Errors: [`Error`] and what a caller can do about one, [`Error::kind`].
@@ -73,6 +75,8 @@ compile_error!(
 );
 
 mod error;
+#[cfg(feature = "inbox")]
+pub mod inbox;
 pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
@@ -85,6 +89,8 @@ pub mod testing;
 pub mod transport;
 
 pub use error::{Error, ErrorKind};
+#[cfg(feature = "inbox")]
+pub use inbox::Inbox;
 pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, MessageId};
 pub use outbox::{Outbox, OutboxBuilder, Tx, migrate};
 #[cfg(feature = "relay")]
@@ -93,3 +99,5 @@ pub use settings::{
     CloudEvents, CloudEventsMode, ExchangeType, HttpRoute, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry,
     Route,
 };
+#[cfg(feature = "inbox")]
+pub use settings::{InboxSettings, MissingId};

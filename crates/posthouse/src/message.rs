@@ -90,7 +90,7 @@ impl Headers {
     }
 
     /// Reads headers as they are stored: a JSON object. Numbers, booleans and null written by other languages become text.
-    #[cfg(any(feature = "relay", feature = "testing"))]
+    #[cfg(any(feature = "relay", feature = "inbox", feature = "testing"))]
     pub(crate) fn from_json(text: &str) -> Result<Self, String> {
         let raw: BTreeMap<String, serde_json::Value> = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let mut headers = BTreeMap::new();

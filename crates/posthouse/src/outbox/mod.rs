@@ -3,7 +3,7 @@
 mod tx;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -67,6 +67,8 @@ pub(crate) struct Wake {
     pub(crate) notify: Notify,
     /// A message was published in a transaction whose commit can't be seen.
     hinted: AtomicBool,
+    /// Counts publishes.
+    published: AtomicU64,
 }
 
 impl Wake {
@@ -77,6 +79,7 @@ impl Wake {
 
     /// A publish was seen whose commit may come any moment, or never.
     fn hint(&self) {
+        self.published.fetch_add(1, Ordering::Relaxed);
         if !self.hinted.swap(true, Ordering::Relaxed) {
             self.notify.notify_one();
         }
@@ -212,6 +215,31 @@ impl<DB: Backend> Outbox<DB> {
         DB::store(&self.inner.pool, &self.inner.tables, deadline)
     }
 
+    /// The same tables and settings through another pool.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn with_pool(&self, pool: Pool<DB>) -> Self {
+        let i = &self.inner;
+        Self {
+            inner: Arc::new(Inner {
+                pool,
+                tables: i.tables.clone(),
+                limits: i.limits,
+                houses: i.houses,
+                notify: i.notify,
+                trace: i.trace.clone(),
+                wake: i.wake.clone(),
+                notifier: Notifier::default(),
+            }),
+        }
+    }
+
+    /// How often something was published in this process: whoever sees the same number before and after knows that nothing
+    /// was in between.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn published(&self) -> u64 {
+        self.inner.wake.published.load(Ordering::Relaxed)
+    }
+
     #[cfg(feature = "relay")]
     pub(crate) fn wake(&self) -> Arc<Wake> {
         self.inner.wake.clone()
@@ -224,7 +252,12 @@ impl<DB: Backend> Outbox<DB> {
 
     /// The SQL that a first [`migrate`](Self::migrate) runs, for people with their own migration tool.
     pub fn migration_sql(&self) -> String {
-        DB::migration_text(&self.inner.tables, self.inner.houses)
+        self.migration_sql_from(0)
+    }
+
+    /// The SQL that [`migrate`](Self::migrate) runs on tables of schema version `from`; empty when they are new enough.
+    pub fn migration_sql_from(&self, from: i32) -> String {
+        DB::migration_text(&self.inner.tables, self.inner.houses, from)
     }
 
     /// Writes a message inside the transaction that `conn` is in; it is sent after that transaction commits.

@@ -1,11 +1,15 @@
 //! Settings that an embedded relay and the server's configuration file share.
 
 mod cloudevents;
+#[cfg(feature = "inbox")]
+mod inbox;
 mod rabbitmq;
 
 use std::time::Duration;
 
 pub use cloudevents::{CloudEvents, CloudEventsMode};
+#[cfg(feature = "inbox")]
+pub use inbox::{InboxSettings, MissingId};
 pub use rabbitmq::{ExchangeType, QueueType, RabbitMqRoute};
 use serde::{Deserialize, Serialize};
 

@@ -7,6 +7,7 @@
 //! | `relay.rs` | membership, reads, outcomes |
 //! | `admin.rs` | what people look at and change |
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
+//! | `inbox.rs` | what consumers received |
 
 use std::future::Future;
 
@@ -15,6 +16,9 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 use crate::Error;
 use crate::message::Checked;
 
+#[cfg(any(feature = "relay", feature = "inbox"))]
+mod deadline;
+mod inbox;
 mod insert;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
@@ -27,6 +31,9 @@ mod relay;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
+#[cfg(any(feature = "relay", feature = "inbox"))]
+pub(crate) use deadline::*;
+pub use inbox::*;
 pub use insert::{InsertStatement, Param};
 #[cfg(feature = "relay")]
 pub use passed::Passed;
@@ -34,7 +41,7 @@ pub use passed::Passed;
 pub use relay::*;
 
 /// The version of the tables this library makes. A newer one in the database is left alone and used as it is.
-pub const SCHEMA_VERSION: i32 = 1;
+pub const SCHEMA_VERSION: i32 = 2;
 
 /// How many houses a database gets at its first migration, unless told otherwise.
 pub const DEFAULT_HOUSES: u16 = 64;
@@ -133,7 +140,7 @@ mod private {
 /// A database that can hold an outbox: [`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`].
 ///
 /// Sealed; its methods are for this library.
-pub trait Backend: sqlx::Database + private::Sealed {
+pub trait Backend: sqlx::Database + private::Sealed + InboxRows {
     /// Whether [`notify`](Self::notify) does anything.
     #[doc(hidden)]
     const NOTIFIES: bool;
@@ -184,9 +191,9 @@ pub trait Backend: sqlx::Database + private::Sealed {
         tables: &'c Tables,
         houses: u16,
     ) -> impl Future<Output = Result<(), Error>> + Send + 'c;
-    /// The statements a first migration runs, for people with their own migration tool.
+    /// The statements that lead from a version (0: no tables) to this library's, for people with their own migration tool.
     #[doc(hidden)]
-    fn migration_text(tables: &Tables, houses: u16) -> String;
+    fn migration_text(tables: &Tables, houses: u16, from: i32) -> String;
     /// Wakes relays in other processes, where the database has such a signal.
     #[doc(hidden)]
     fn notify(pool: &sqlx::Pool<Self>, tables: &Tables) -> impl Future<Output = Result<(), Error>> + Send;

@@ -5,6 +5,15 @@
 mod broker;
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
+#[cfg(all(
+    feature = "postgres",
+    feature = "mysql",
+    feature = "sqlite",
+    feature = "relay",
+    feature = "inbox",
+    feature = "testing"
+))]
+mod inbox;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "kafka", feature = "testing"))]
 mod kafka;
 #[cfg(all(feature = "mysql", feature = "relay"))]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use posthouse::store::{Action, Backend, Done, House, Mark, MessageFilter, MessageStatus, Setback, Store};
+use posthouse::store::{Action, Backend, Done, House, Mark, MessageFilter, MessageStatus, SCHEMA_VERSION, Setback, Store};
 use posthouse::{Error, Message, Outbox};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPool};
@@ -252,7 +252,9 @@ async fn an_interrupted_migration_goes_on_and_ten_at_once_are_safe() {
     let text = Outbox::<MySql>::builder(db.pool.clone()).houses(16).build().unwrap().migration_sql();
     // As if another process, configured for 16 houses, had died after each of its statements.
     let statements: Vec<&str> = text.split(";\n\n").filter(|s| !s.trim().is_empty()).collect();
-    for done in [1, 5, statements.len() - 1] {
+    // The houses are settled by the row that names them; what comes after it is an upgrade.
+    let settled = statements.iter().position(|s| s.contains("INTO `posthouse_meta`")).unwrap();
+    for done in [1, 5, settled] {
         for statement in &statements[..done] {
             let _ = db.pool.execute(sqlx::raw_sql(AssertSqlSafe((*statement).to_owned()))).await;
         }
@@ -267,7 +269,7 @@ async fn an_interrupted_migration_goes_on_and_ten_at_once_are_safe() {
         one.await.unwrap().unwrap();
     }
     let store = MySql::store(&db.pool, outbox.tables(), DEADLINE);
-    assert_eq!(store.check().await.unwrap(), (1, 8));
+    assert_eq!(store.check().await.unwrap(), (SCHEMA_VERSION, 8));
     assert_eq!(store.houses().await.unwrap().len(), 8);
     assert_eq!(store.upkeep().await.unwrap().ahead, Some(40));
     outbox.publish_alone(Message::to("a")).await.unwrap();

@@ -24,9 +24,10 @@ pub(super) const PARTITIONS_SPARE: i64 = 8;
 /// How long migration keeps trying.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const FIRST: &str = include_str!("0001_first.sql");
+/// What leads from each version to the next one, from none on. Each ends by writing its version.
+const STEPS: [&str; 2] = [include_str!("0001_first.sql"), include_str!("0002_inbox.sql")];
 
-/// Ends a statement of [`FIRST`].
+/// Ends a statement of [`STEPS`].
 const END: &str = "-- ;;";
 
 // Error numbers.
@@ -43,17 +44,22 @@ struct Step {
     sql: String,
 }
 
-fn steps(tables: &Tables, houses: u16) -> Vec<Step> {
+/// The statements that lead from version `from` to this one.
+fn steps(tables: &Tables, houses: u16, from: i32) -> Vec<Step> {
     let mut rows = String::new();
     for house in 0..houses {
         let _ = write!(rows, "{}({house})", if house == 0 { "" } else { ", " });
     }
     let partitions: Vec<String> = (0..=PARTITIONS_AHEAD + PARTITIONS_SPARE).map(partition).collect();
-    let text = FIRST
+    let text = STEPS[usize::try_from(from).unwrap_or(0).min(STEPS.len())..]
+        .join(&format!("\n{END}\n"))
         .replace("%HOUSE_ROWS%", &rows)
         .replace("%HOUSES%", &houses.to_string())
         .replace("%PARTITIONS%", &partitions.join(", "));
     let mut out = vec![Step { makes: None, sql: String::new() }];
+    if text.is_empty() {
+        out.clear();
+    }
     for line in text.lines() {
         if let Some(next) = line.strip_prefix(END) {
             let makes = match next.trim().split_once(' ') {
@@ -77,8 +83,8 @@ pub(super) fn partition(number: i64) -> String {
     format!("PARTITION p{number:07} VALUES LESS THAN ({})", (number + 1) * PARTITION_SIZE)
 }
 
-pub(crate) fn text(tables: &Tables, houses: u16) -> String {
-    steps(tables, houses).into_iter().fold(String::new(), |out, step| out + &step.sql + ";\n\n")
+pub(crate) fn text(tables: &Tables, houses: u16, from: i32) -> String {
+    steps(tables, houses, from).into_iter().fold(String::new(), |out, step| out + &step.sql + ";\n\n")
 }
 
 pub(crate) async fn migrate(pool: &MySqlPool, tables: &Tables, houses: u16) -> Result<(), Error> {
@@ -89,9 +95,12 @@ pub(crate) async fn migrate(pool: &MySqlPool, tables: &Tables, houses: u16) -> R
         return Ok(());
     }
     // Functions and triggers keep the sql_mode of the session that made them, so theirs doesn't depend on the server's.
-    sqlx::raw_sql("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', lock_wait_timeout = 1")
-        .execute(&mut *conn)
-        .await?;
+    // Publishers hold the row with the version; a long wait for it would hold up the next ones.
+    sqlx::raw_sql(
+        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', lock_wait_timeout = 1, innodb_lock_wait_timeout = 1",
+    )
+    .execute(&mut *conn)
+    .await?;
     let seconds = i64::try_from(PATIENCE.as_secs()).unwrap_or(60);
     // Lock names have at most 64 characters, and are of the whole server.
     let locked: Option<i64> =
@@ -104,7 +113,8 @@ pub(crate) async fn migrate(pool: &MySqlPool, tables: &Tables, houses: u16) -> R
     if locked != Some(1) {
         return Err(Error::Schema(format!("another process has been migrating {} for {PATIENCE:?}", tables.name("meta"))));
     }
-    if version(&mut conn, tables).await?.is_some_and(|v| v >= SCHEMA_VERSION) {
+    let from = version(&mut conn, tables).await?.unwrap_or(0);
+    if from >= SCHEMA_VERSION {
         return Ok(());
     }
     if let Some(schema) = tables.schema() {
@@ -118,7 +128,7 @@ pub(crate) async fn migrate(pool: &MySqlPool, tables: &Tables, houses: u16) -> R
         }
     }
     let started = Instant::now();
-    for step in steps(tables, houses) {
+    for step in steps(tables, houses, from) {
         if let Some((kind, name)) = &step.makes
             && exists(&mut conn, tables, kind, name).await?
         {

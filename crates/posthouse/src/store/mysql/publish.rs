@@ -218,8 +218,8 @@ impl Backend for MySql {
         super::migrate::migrate(pool, tables, houses).await
     }
 
-    fn migration_text(tables: &Tables, houses: u16) -> String {
-        super::migrate::text(tables, houses)
+    fn migration_text(tables: &Tables, houses: u16, from: i32) -> String {
+        super::migrate::text(tables, houses, from)
     }
 
     async fn notify(_: &MySqlPool, _: &Tables) -> Result<(), Error> {

@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const FIRST: &str = include_str!("0001_first.sql");
 
+/// What leads from each version to the next one, from version 1 on. Each ends by writing its version.
+const LATER: [&str; 1] = [include_str!("0002_inbox.sql")];
+
 /// Replaced whole by a resize. The number stands in it as a constant, because sessions keep plans in which this function is
 /// expanded, and throw them away when it is replaced; had it called a function for the number, that one's result would have
 /// stayed in their plans, and their messages would have gone to houses that nobody reads.
@@ -38,11 +41,23 @@ pub(crate) fn channel(tables: &Tables) -> String {
     format!("{}.{}wake", tables.schema().unwrap_or("public"), tables.prefix())
 }
 
-pub(crate) fn text(tables: &Tables, houses: u16) -> String {
-    let mut out = tables.text(&first(houses));
-    for number in 0..=PARTITIONS_AHEAD {
+/// What leads from version `from` (at least 1) to this one.
+fn later(from: i32) -> impl Iterator<Item = &'static str> {
+    LATER.into_iter().skip(usize::try_from(from - 1).unwrap_or(0))
+}
+
+pub(crate) fn text(tables: &Tables, houses: u16, from: i32) -> String {
+    let mut out = String::new();
+    if from < 1 {
+        out.push_str(&tables.text(&first(houses)));
+        for number in 0..=PARTITIONS_AHEAD {
+            out.push('\n');
+            out.push_str(&partition(tables, number));
+        }
+    }
+    for step in later(from) {
         out.push('\n');
-        out.push_str(&partition(tables, number));
+        out.push_str(&tables.text(step));
     }
     out
 }
@@ -90,6 +105,11 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
     }
     match version(&mut tx, tables).await? {
         Some(v) if v >= SCHEMA_VERSION => {}
+        Some(v) if v >= 1 => {
+            for step in later(v) {
+                sqlx::raw_sql(tables.sql(step)).execute(&mut *tx).await?;
+            }
+        }
         _ => {
             if let Some(schema) = tables.schema() {
                 // An IF NOT EXISTS still needs the CREATE privilege, so it is only asked for where the schema is missing.
@@ -101,6 +121,9 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
             }
             sqlx::raw_sql(tables.sql(&first(houses))).execute(&mut *tx).await?;
             partitions_ahead(&mut tx, tables).await?;
+            for step in later(1) {
+                sqlx::raw_sql(tables.sql(step)).execute(&mut *tx).await?;
+            }
         }
     }
     tx.commit().await?;

@@ -136,8 +136,8 @@ impl Backend for Postgres {
         super::migrate::migrate(pool, tables, houses).await
     }
 
-    fn migration_text(tables: &Tables, houses: u16) -> String {
-        super::migrate::text(tables, houses)
+    fn migration_text(tables: &Tables, houses: u16, from: i32) -> String {
+        super::migrate::text(tables, houses, from)
     }
 
     async fn notify(pool: &PgPool, tables: &Tables) -> Result<(), Error> {

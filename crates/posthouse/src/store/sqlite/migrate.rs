@@ -4,16 +4,22 @@ use std::time::{Duration, Instant};
 
 use sqlx::{Connection, SqliteConnection, SqlitePool};
 
-use crate::store::{SCHEMA_VERSION, Tables};
+use crate::store::Tables;
 use crate::{Error, ErrorKind};
 
 /// How long migration keeps trying.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const FIRST: &str = include_str!("0001_first.sql");
+/// What leads from each version to the next one, from none on. Each ends by writing its version.
+const STEPS: [&str; 2] = [include_str!("0001_first.sql"), include_str!("0002_inbox.sql")];
 
-pub(crate) fn text(tables: &Tables) -> String {
-    tables.text(&FIRST.replace("%NOW%", super::now!()))
+/// What leads from a version to this one.
+fn steps(from: i32) -> impl Iterator<Item = String> {
+    STEPS.into_iter().skip(usize::try_from(from).unwrap_or(0)).map(|step| step.replace("%NOW%", super::now!()))
+}
+
+pub(crate) fn text(tables: &Tables, from: i32) -> String {
+    steps(from).map(|step| tables.text(&step)).collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) async fn migrate(pool: &SqlitePool, tables: &Tables) -> Result<(), Error> {
@@ -56,11 +62,9 @@ async fn try_migrate(conn: &mut SqliteConnection, tables: &Tables) -> Result<(),
         }
     }
     let mut tx = conn.begin_with(super::WRITE).await?;
-    match version(&mut tx, tables).await? {
-        Some(v) if v >= SCHEMA_VERSION => {}
-        _ => {
-            sqlx::raw_sql(tables.sql(&FIRST.replace("%NOW%", super::now!()))).execute(&mut *tx).await?;
-        }
+    // A newer version has no steps here.
+    for step in steps(version(&mut tx, tables).await?.unwrap_or(0)) {
+        sqlx::raw_sql(tables.sql(&step)).execute(&mut *tx).await?;
     }
     tx.commit().await?;
     Ok(())

@@ -6,6 +6,8 @@
 
 #[cfg(feature = "relay")]
 mod admin;
+#[cfg(feature = "inbox")]
+mod inbox;
 mod migrate;
 mod publish;
 #[cfg(feature = "relay")]

@@ -128,8 +128,8 @@ impl Backend for Sqlite {
         super::migrate::migrate(pool, tables).await
     }
 
-    fn migration_text(tables: &Tables, _houses: u16) -> String {
-        super::migrate::text(tables)
+    fn migration_text(tables: &Tables, _houses: u16, from: i32) -> String {
+        super::migrate::text(tables, from)
     }
 
     async fn notify(_: &SqlitePool, _: &Tables) -> Result<(), Error> {

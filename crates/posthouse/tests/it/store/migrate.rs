@@ -9,6 +9,7 @@ use crate::store::tables::{DEADLINE, Fresh, StoreDb, on_all_stores, outbox_in};
 on_all_stores!(
     ten_migrations_at_once_make_one_set_of_tables,
     a_newer_schema_is_left_alone,
+    version_1_gets_what_is_new,
     names_are_checked,
     two_sets_of_tables_live_side_by_side,
     missing_tables_are_told_apart,
@@ -38,6 +39,34 @@ async fn a_newer_schema_is_left_alone<T: StoreDb>(db: &Fresh<T>) {
     let second = db.publish_one(Message::to("after")).await;
     assert!(second > id);
     assert_eq!(db.eligible().await.len(), 2);
+}
+
+/// The tables of version 1 with messages in them, and ten processes of this version.
+async fn version_1_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
+    let upgrade = db.outbox.migration_sql_from(1);
+    assert!(upgrade.contains("inbox") && !upgrade.contains("TRIGGER"), "{upgrade}");
+    assert!(db.outbox.migration_sql().ends_with(&upgrade));
+    assert_eq!(db.outbox.migration_sql_from(SCHEMA_VERSION), "");
+    assert_eq!(db.outbox.migration_sql_from(99), "");
+    let id = db.publish_one(Message::to("before")).await;
+    let back = async || {
+        db.run("DROP TABLE {inbox}").await;
+        db.run("UPDATE {meta} SET schema_version = 1").await;
+    };
+    back().await;
+    for result in join_all((0..10).map(|_| db.outbox.migrate())).await {
+        result.unwrap();
+    }
+    assert_eq!(db.store.check().await.unwrap(), (SCHEMA_VERSION, T::HOUSES as u16));
+    assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 0);
+    assert!(db.publish_one(Message::to("after")).await > id);
+    assert_eq!(db.eligible().await.len(), 2);
+    // With a tool of one's own.
+    back().await;
+    db.run_text(&upgrade).await;
+    assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
+    db.outbox.migrate().await.unwrap();
+    assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 0);
 }
 
 async fn names_are_checked<T: StoreDb>(db: &Fresh<T>) {

@@ -91,6 +91,11 @@ impl<T: StoreDb> Fresh<T> {
         self.try_run(template).await.unwrap_or_else(|e| panic!("{template}: {e}"))
     }
 
+    /// Statements as they are.
+    pub(crate) async fn run_text(&self, sql: &str) {
+        T::execute(&self.place.pool, sql.to_owned()).await;
+    }
+
     pub(crate) async fn ints(&self, template: &str) -> Vec<Option<i64>> {
         let mut conn = self.place.pool.acquire().await.expect("a connection");
         T::ints(&mut conn, self.sql(template)).await.unwrap_or_else(|e| panic!("{template}: {e}"))

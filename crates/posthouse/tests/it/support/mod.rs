@@ -26,6 +26,11 @@ pub(crate) trait TestDb: Sized + Send + Sync + 'static {
     fn execute(pool: &sqlx::Pool<Self::Db>, sql: String) -> impl Future<Output = ()> + Send;
     /// Runs statements inside a transaction.
     fn execute_in(conn: &mut <Self::Db as sqlx::Database>::Connection, sql: String) -> impl Future<Output = ()> + Send;
+    /// Runs statements inside a transaction; their error.
+    fn try_execute_in(
+        conn: &mut <Self::Db as sqlx::Database>::Connection,
+        sql: String,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
     /// One number.
     fn number(pool: &sqlx::Pool<Self::Db>, sql: String) -> impl Future<Output = i64> + Send;
 
@@ -84,6 +89,10 @@ macro_rules! statements {
 
         async fn execute_in(conn: &mut <Self::Db as sqlx::Database>::Connection, sql: String) {
             sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+        }
+
+        async fn try_execute_in(conn: &mut <Self::Db as sqlx::Database>::Connection, sql: String) -> Result<(), sqlx::Error> {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(|_| ())
         }
 
         async fn number(pool: &sqlx::Pool<Self::Db>, sql: String) -> i64 {
