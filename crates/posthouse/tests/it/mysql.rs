@@ -340,7 +340,7 @@ async fn resizing_waits_for_publishers_and_operators_do_not() {
     .await
     .unwrap();
     assert_eq!(wrong, 0);
-    assert_eq!(store.check().await.unwrap(), (1, 7));
+    assert_eq!(store.check().await.unwrap(), (SCHEMA_VERSION, 7));
     assert!(store.houses().await.unwrap().iter().all(|h| h.epoch == 1));
     store.resize(9).await.unwrap();
     assert!(store.houses().await.unwrap().iter().all(|h| h.epoch == 2));
