@@ -122,7 +122,7 @@ fn database_kind(e: &sqlx::Error) -> ErrorKind {
 
 /// Makes any text fit to be stored: NUL becomes U+FFFD, and the text is cut at `max` bytes on a character boundary.
 /// Recording an error must never fail, whatever the error says.
-#[cfg(feature = "relay")]
+#[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) fn storable(text: &str, max: usize) -> String {
     let mut out = if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text.to_owned() };
     if out.len() > max {
