@@ -51,6 +51,7 @@
 //! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay` |
 //! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
 //! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay` |
+//! | `axum` | with `inbox`: a route that receives webhooks into the inbox |
 //! | `testing` | the module `testing`: what a transaction published, a scripted transport; for tests of services |
 //!
 //! # Where to go next
@@ -74,6 +75,8 @@ compile_error!(
      for example posthouse = { version = \"0.1\", features = [\"postgres\", \"relay\"] }"
 );
 
+#[cfg(all(feature = "inbox", any(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "axum")))]
+pub mod consumer;
 mod error;
 #[cfg(feature = "inbox")]
 pub mod inbox;
@@ -100,4 +103,4 @@ pub use settings::{
     Route,
 };
 #[cfg(feature = "inbox")]
-pub use settings::{InboxSettings, MissingId};
+pub use settings::{ConsumerOrder, ConsumerSettings, IdFrom, InboxSettings, MissingId};

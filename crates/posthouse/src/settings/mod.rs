@@ -2,12 +2,16 @@
 
 mod cloudevents;
 #[cfg(feature = "inbox")]
+mod consumer;
+#[cfg(feature = "inbox")]
 mod inbox;
 mod rabbitmq;
 
 use std::time::Duration;
 
 pub use cloudevents::{CloudEvents, CloudEventsMode};
+#[cfg(feature = "inbox")]
+pub use consumer::{ConsumerOrder, ConsumerSettings, IdFrom};
 #[cfg(feature = "inbox")]
 pub use inbox::{InboxSettings, MissingId};
 pub use rabbitmq::{ExchangeType, QueueType, RabbitMqRoute};
