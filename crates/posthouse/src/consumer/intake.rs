@@ -172,7 +172,9 @@ impl Intake {
         };
         let Some(lane) = lane else {
             let this = self.clone();
-            self.spawn(async move { this.run(job, false).await });
+            self.spawn(async move {
+                this.run(job, false).await;
+            });
             return;
         };
         let mut lanes = locked(&self.0.lanes);

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::intake::{Intake, Sink};
+use super::intake::Intake;
 use crate::Error;
 use crate::inbox::{Inbox, InboxWorker};
 use crate::settings::ConsumerSettings;
