@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use posthouse::store::MessageStatus;
+use posthouse::store::{InboxStatus, MessageStatus};
 
 use crate::demo::DemoArgs;
 
@@ -65,6 +65,9 @@ pub(crate) enum Command {
     /// Look at messages and decide about failed ones
     #[command(subcommand)]
     Messages(Messages),
+    /// Look at received messages and decide about failed ones
+    #[command(subcommand)]
+    Inbox(Inbox),
     /// Look at houses: the units that relay instances share out
     #[command(subcommand)]
     Houses(Houses),
@@ -234,6 +237,94 @@ impl From<Status> for MessageStatus {
             Status::Sending => Self::Sending,
             Status::Sent => Self::Sent,
             Status::Failed => Self::Failed,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Inbox {
+    /// List received messages, by consumer and message id
+    List {
+        #[command(flatten)]
+        filter: Received,
+        /// Only this consumer
+        #[arg(long, value_name = "NAME")]
+        consumer: Option<String>,
+        /// At most this many
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
+        /// Only those after this one: the next page
+        #[arg(long, num_args = 2, value_names = ["CONSUMER", "ID"], allow_hyphen_values = true)]
+        after: Vec<String>,
+    },
+    /// Show one received message: source, error, headers, payload
+    Show {
+        /// Message id
+        id: String,
+        /// The consumer that received it; needed where several have
+        #[arg(long, value_name = "NAME")]
+        consumer: Option<String>,
+        /// The whole payload, however long
+        #[arg(long)]
+        full: bool,
+    },
+    /// Run FAILED messages (and ones that wait for a retry) again, now, with all their attempts
+    Requeue {
+        #[command(flatten)]
+        which: WhichReceived,
+        #[command(flatten)]
+        by: By,
+    },
+    /// Give messages up: FAILED, and not run again
+    Skip {
+        #[command(flatten)]
+        which: WhichReceived,
+        #[command(flatten)]
+        by: By,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Received {
+    /// Only this status
+    #[arg(long, ignore_case = true)]
+    pub(crate) status: Option<ReceivedStatus>,
+    /// Only this type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhichReceived {
+    /// Message ids
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) ids: Vec<String>,
+    /// All messages with --status, and with --consumer and --type if they are given
+    #[arg(long, requires = "status")]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) filter: Received,
+    /// Only this consumer; needed for ids that several have received
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "SCREAMING_SNAKE_CASE")]
+pub(crate) enum ReceivedStatus {
+    Success,
+    PendingRetry,
+    Retrying,
+    Failed,
+}
+
+impl From<ReceivedStatus> for InboxStatus {
+    fn from(status: ReceivedStatus) -> Self {
+        match status {
+            ReceivedStatus::Success => Self::Success,
+            ReceivedStatus::PendingRetry => Self::PendingRetry,
+            ReceivedStatus::Retrying => Self::Retrying,
+            ReceivedStatus::Failed => Self::Failed,
         }
     }
 }

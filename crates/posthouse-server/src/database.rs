@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use posthouse::store::{Backend, Store};
-use posthouse::{Error, Message, MessageId, Outbox, Relay, RelayBuilder};
+use posthouse::inbox::Inbox;
+use posthouse::store::{Backend, InboxStore, Store};
+use posthouse::{Error, InboxSettings, Message, MessageId, Outbox, Relay, RelayBuilder};
 use sqlx::Connection;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::pool::PoolOptions;
@@ -91,6 +92,7 @@ trait AnyOutbox: fmt::Debug + Send + Sync {
     fn publish(&self, message: Message) -> BoxFuture<'_, Result<MessageId, Error>>;
     fn relay(&self) -> RelayBuilder;
     fn store(&self, deadline: Duration) -> Arc<dyn Store>;
+    fn inbox(&self, deadline: Duration) -> Result<Arc<dyn InboxStore>, Error>;
 }
 
 impl<DB: Backend> AnyOutbox for Outbox<DB> {
@@ -122,6 +124,13 @@ impl<DB: Backend> AnyOutbox for Outbox<DB> {
 
     fn store(&self, deadline: Duration) -> Arc<dyn Store> {
         Outbox::store(self, deadline)
+    }
+
+    fn inbox(&self, deadline: Duration) -> Result<Arc<dyn InboxStore>, Error> {
+        let mut settings = InboxSettings::default();
+        settings.database_timeout = deadline;
+        // The store is the one of all consumers; this one receives nothing.
+        Ok(Inbox::of(self, "posthouse", settings)?.store())
     }
 }
 
@@ -197,6 +206,11 @@ impl Database {
     /// A store for one command.
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         self.outbox.store(ANSWER)
+    }
+
+    /// What consumers received, for one command.
+    pub(crate) fn inbox(&self) -> Result<Arc<dyn InboxStore>, Failure> {
+        self.outbox.inbox(ANSWER).map_err(|e| self.failure(&e))
     }
 
     /// A reachable store whose tables are there, with schema version and number of houses.

@@ -32,6 +32,7 @@ async fn main() -> ExitCode {
         Command::Relay(args) => commands::relay::run(&cli.global, args).await,
         Command::Publish(args) => commands::publish::run(&cli.global, args).await,
         Command::Messages(command) => commands::messages::run(&cli.global, command).await,
+        Command::Inbox(command) => commands::inbox::run(&cli.global, command).await,
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
         Command::Destinations => commands::destinations::run(&cli.global).await,
     };

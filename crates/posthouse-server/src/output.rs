@@ -177,8 +177,8 @@ pub(crate) fn status(status: &str) -> Cell {
     }
     match status {
         "FAILED" => cell.fg(Color::Red),
-        "SENT" => cell.fg(Color::Green),
-        "SENDING" => cell.fg(Color::Yellow),
+        "SENT" | "SUCCESS" => cell.fg(Color::Green),
+        "SENDING" | "RETRYING" => cell.fg(Color::Yellow),
         _ => cell,
     }
 }

@@ -2,18 +2,22 @@
 
 pub(crate) mod destinations;
 pub(crate) mod houses;
+pub(crate) mod inbox;
 pub(crate) mod messages;
 pub(crate) mod migrate;
+mod payload;
 pub(crate) mod publish;
 pub(crate) mod relay;
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use crate::cli::Global;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::{By, Global};
 use crate::config::{self, Config};
 use crate::database::Database;
 use crate::failure::Failure;
-use crate::output::clean;
+use crate::output::{clean, count};
 
 fn load(global: &Global) -> Result<Config, Failure> {
     config::load(global.config.as_deref(), global.database.as_deref())
@@ -63,4 +67,27 @@ fn known_destination(config: &Config, destination: &str, any: bool) -> Result<()
             "destination {destination:?}: {why}\nIf the relay that sends it is configured elsewhere, give --any-destination"
         ))
     })
+}
+
+/// Who acts, for the audit log.
+fn actor(by: &By) -> String {
+    by.actor.clone().or_else(|| whoami::username().ok()).filter(|a| !a.is_empty()).unwrap_or_else(|| "unknown".into())
+}
+
+/// Draws on stderr, and not at all where that is no terminal.
+fn progress(expected: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len}  {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(expected).with_style(style)
+}
+
+/// An error after a part of the work was done.
+fn interrupted(database: &Database, e: &posthouse::Error, changed: usize) -> Failure {
+    let mut failure = database.failure(e);
+    failure.text.push_str(&format!("; {} changed before that, the command can be run again", count(changed, "message")));
+    failure
+}
+
+fn capital(word: &str) -> String {
+    let mut chars = word.chars();
+    chars.next().map(|c| c.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }

@@ -4,6 +4,7 @@ mod cli;
 mod config;
 mod demo;
 mod destinations;
+mod inbox;
 mod relay;
 mod support;
 mod transports;

@@ -1,6 +1,7 @@
 //! What people look at and change.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
@@ -45,7 +46,7 @@ impl<DB: Backend> InboxStore for Admin<DB> {
             let mut ids = message_ids.to_vec();
             ids.sort_unstable();
             ids.dedup();
-            step!(inbox, "acting on received messages", |tx| {
+            let done = step!(inbox, "acting on received messages", |tx| {
                 let mut done = Vec::new();
                 for id in &ids {
                     if DB::inbox_act(tx, inbox.tables(), consumer, id, action, actor).await? {
@@ -53,7 +54,11 @@ impl<DB: Backend> InboxStore for Admin<DB> {
                     }
                 }
                 Ok(done)
-            })
+            })?;
+            if action == InboxAction::Requeue && consumer == inbox.consumer() && !done.is_empty() {
+                inbox.shared.alarm.set(Duration::ZERO);
+            }
+            Ok(done)
         })
     }
 

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 
-use super::Incoming;
 use super::process::Run;
+use super::{InboxWorker, Incoming};
 use crate::store::Backend;
 use crate::{Error, ErrorKind, Tx};
 
@@ -172,29 +172,36 @@ impl<DB: Backend, H: Handler<DB>> Registered<DB> for H {
     }
 }
 
-/// The registered handlers by type.
-pub(super) struct Handlers<DB: Backend>(HashMap<String, Arc<dyn Registered<DB>>>);
+/// The registered handlers by type, and the retry worker that is shared by whoever has exactly these.
+pub(super) struct Handlers<DB: Backend> {
+    by_type: HashMap<String, Arc<dyn Registered<DB>>>,
+    pub(super) worker: Slot,
+}
 
+/// Where the shared worker is found, while there is one.
+pub(super) type Slot = tokio::sync::Mutex<Weak<InboxWorker>>;
+
+/// A clone is made to add a handler to; the worker goes on with those that it has.
 impl<DB: Backend> Clone for Handlers<DB> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { by_type: self.by_type.clone(), worker: Slot::default() }
     }
 }
 
 impl<DB: Backend> Default for Handlers<DB> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self { by_type: HashMap::new(), worker: Slot::default() }
     }
 }
 
 impl<DB: Backend> Handlers<DB> {
     pub(super) fn add(&mut self, kind: String, handler: impl Handler<DB>) {
-        self.0.insert(kind, Arc::new(handler));
+        self.by_type.insert(kind, Arc::new(handler));
     }
 
     /// The types that have a handler.
     pub(super) fn kinds(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.by_type.keys().map(String::as_str)
     }
 }
 
@@ -207,7 +214,7 @@ pub(super) struct ByType<'a, DB: Backend> {
 impl<DB: Backend> Run<DB> for ByType<'_, DB> {
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError> {
         let kind = &self.incoming.kind;
-        let Some(handler) = self.handlers.0.get(kind) else {
+        let Some(handler) = self.handlers.by_type.get(kind) else {
             return Err(HandlerError::reject(format!(
                 "no handler is registered for type {kind:?}; register one with Inbox::on, then requeue this message"
             )));

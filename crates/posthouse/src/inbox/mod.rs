@@ -58,12 +58,16 @@
 //! | `process.rs` | one message, once |
 //! | `handler.rs` | registered handlers, and what they say when they fail |
 //! | `worker.rs` | runs again what failed |
+//! | `alarm.rs` | when this process's own retries are due |
+//! | `retention.rs` | removes rows of old successes |
 //! | `admin.rs` | what people look at and change |
 
 mod admin;
+mod alarm;
 mod handler;
 mod incoming;
 mod process;
+mod retention;
 mod worker;
 
 use std::fmt;
@@ -81,7 +85,8 @@ use crate::{Error, Outbox, Tx};
 
 pub use handler::{Handler, HandlerError, HandlerFn};
 pub use incoming::{Incoming, Source};
-pub use worker::InboxWorker;
+pub use retention::PurgeHold;
+pub use worker::{InboxWorker, SharedWorker};
 
 use handler::{ByFn, ByType, Handlers};
 
@@ -114,6 +119,10 @@ struct Shared {
     settings: InboxSettings,
     /// Stands in rows that this process is running.
     owner: String,
+    /// Wakes the retry workers of this process.
+    alarm: alarm::Alarm,
+    /// Keeps them from removing old rows.
+    replay: retention::Replay,
 }
 
 impl<DB: Backend> Clone for Inbox<DB> {
@@ -210,7 +219,8 @@ impl<DB: Backend> Inbox<DB> {
             return Err(Error::Config(lines.join("; ")));
         }
         let owner = format!("{}-{:06x}", std::process::id(), fastrand::u32(..) & 0xff_ffff);
-        Ok(Self { outbox: outbox.clone(), shared: Arc::new(Shared { consumer, settings, owner }), handlers: Arc::default() })
+        let shared = Shared { consumer, settings, owner, alarm: alarm::Alarm::default(), replay: retention::Replay::default() };
+        Ok(Self { outbox: outbox.clone(), shared: Arc::new(shared), handlers: Arc::default() })
     }
 
     /// Registers the handler of a type; one that was registered before is replaced.

@@ -272,7 +272,12 @@ impl<DB: Backend> Inbox<DB> {
 
     /// Writes down what a claimed run came to; false when the row has another version by now.
     pub(super) async fn fail(&self, id: &str, version: i32, failed: &RunFailed<'_>) -> Result<bool, Error> {
-        step!(self, "recording a failure", |tx| { DB::inbox_fail(tx, self.tables(), self.key(id, version), failed).await })
+        let written =
+            step!(self, "recording a failure", |tx| { DB::inbox_fail(tx, self.tables(), self.key(id, version), failed).await })?;
+        if let Some(wait) = failed.wait.filter(|_| written) {
+            self.shared.alarm.set(wait);
+        }
+        Ok(written)
     }
 
     async fn standing(&self, id: &str) -> Result<Option<Standing>, Error> {
@@ -314,6 +319,9 @@ impl<DB: Backend> Inbox<DB> {
             DB::inbox_insert(tx, self.tables(), &row).await?;
             DB::inbox_standing(tx, self.tables(), self.consumer(), arrival.id).await
         })?;
+        if let Some(wait) = wait {
+            self.shared.alarm.set(wait);
+        }
         self.say_failed(arrival.id, &failed, attempts, wait);
         Ok(Ok(standing.map_or(Handled::Failed, answer)))
     }

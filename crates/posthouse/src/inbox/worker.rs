@@ -28,6 +28,7 @@ pub struct InboxWorker {
     stop: watch::Sender<bool>,
     passes: JoinHandle<()>,
     renewals: JoinHandle<()>,
+    purges: JoinHandle<()>,
     give_back: Arc<dyn Fn() -> futures_util::future::BoxFuture<'static, ()> + Send + Sync>,
 }
 
@@ -41,6 +42,7 @@ impl Drop for InboxWorker {
     fn drop(&mut self) {
         self.passes.abort();
         self.renewals.abort();
+        self.purges.abort();
     }
 }
 
@@ -49,6 +51,8 @@ impl InboxWorker {
     /// taken is due again at once, without an attempt.
     pub async fn shutdown(mut self, grace: Duration) {
         self.stop.send_replace(true);
+        // Each of its steps stands on its own.
+        self.purges.abort();
         if tokio::time::timeout(grace, &mut self.passes).await.is_err() {
             tracing::warn!(?grace, "messages were still running at the end of the time for shutting down; they are rolled back");
             self.passes.abort();
@@ -62,6 +66,21 @@ impl InboxWorker {
     }
 }
 
+/// A share of the one retry worker that all clones of an inbox have together; made by [`Inbox::shared_worker`]. The worker stops
+/// with its last share: when that is shut down in an orderly way, when it is dropped at once.
+#[derive(Debug, Clone)]
+#[must_use = "a worker stops when its last share is dropped"]
+pub struct SharedWorker(Arc<InboxWorker>);
+
+impl SharedWorker {
+    /// Gives this share up. The last one shuts the worker down, as [`InboxWorker::shutdown`] does; others return at once.
+    pub async fn shutdown(self, grace: Duration) {
+        if let Some(worker) = Arc::into_inner(self.0) {
+            worker.shutdown(grace).await;
+        }
+    }
+}
+
 /// A row that this worker took.
 #[derive(Debug, Clone, Copy)]
 struct Held {
@@ -71,11 +90,11 @@ struct Held {
     claims: i32,
 }
 
-struct Worker<DB: Backend> {
+pub(super) struct Worker<DB: Backend> {
     /// Runs handlers, on the user's pool.
-    inbox: Inbox<DB>,
-    /// Takes rows and renews leases, on connections of its own: handlers can't keep those from it.
-    own: Inbox<DB>,
+    pub(super) inbox: Inbox<DB>,
+    /// Takes rows, renews leases and removes old rows, on connections of its own: handlers can't keep those from it.
+    pub(super) own: Inbox<DB>,
     owner: String,
     held: Mutex<HashMap<String, Held>>,
     stop: watch::Receiver<bool>,
@@ -84,7 +103,10 @@ struct Worker<DB: Backend> {
 impl<DB: Backend> Inbox<DB> {
     /// Starts the retry worker of this consumer in this process. Any number of them may run, in any number of processes.
     ///
-    /// It runs messages that are due with the handlers registered so far; register those of all types that may fail.
+    /// It runs messages that are due with the handlers registered so far; register those of all types that may fail. What fails
+    /// in this process, through this inbox or a clone of it, is run as soon as it is due; what others left behind is found at
+    /// the next [`interval`](crate::InboxSettings::interval). It also removes rows of old successes, see
+    /// [`retention`](crate::InboxSettings::retention).
     ///
     /// # Errors
     /// [`Error::Schema`] if the tables are missing or older than the inbox.
@@ -92,16 +114,36 @@ impl<DB: Backend> Inbox<DB> {
         self.check().await?;
         let (stop, stopped) = watch::channel(false);
         let worker = Arc::new(self.worker(stopped));
-        let (passing, renewing, giving) = (worker.clone(), worker.clone(), worker);
+        let (passing, renewing, purging, giving) = (worker.clone(), worker.clone(), worker.clone(), worker);
         Ok(InboxWorker {
             stop,
             passes: tokio::spawn(async move { passing.run().await }),
             renewals: tokio::spawn(async move { renewing.renew().await }),
+            purges: tokio::spawn(async move { purging.purge().await }),
             give_back: Arc::new(move || {
                 let worker = giving.clone();
                 Box::pin(async move { worker.give_back().await })
             }),
         })
+    }
+
+    /// The retry worker that this inbox and its clones have together in this process: the first call starts it, later ones share
+    /// it, and it stops with its last share. So every consumer of an inbox can ask for it.
+    ///
+    /// It runs with the handlers of the inbox that started it. An inbox that has got another handler since it was cloned is no
+    /// longer one of these clones: it starts a worker of its own, which takes what is due from the same table. So register all
+    /// handlers first, then clone.
+    ///
+    /// # Errors
+    /// As [`start_worker`](Self::start_worker).
+    pub async fn shared_worker(&self) -> Result<SharedWorker, Error> {
+        let mut slot = self.handlers.worker.lock().await;
+        if let Some(worker) = slot.upgrade() {
+            return Ok(SharedWorker(worker));
+        }
+        let worker = Arc::new(self.start_worker().await?);
+        *slot = Arc::downgrade(&worker);
+        Ok(SharedWorker(worker))
     }
 
     /// One pass of a retry worker: runs what is due now, up to a batch, and answers how many messages that were. For tests, and
@@ -133,8 +175,9 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     fn worker(&self, stop: watch::Receiver<bool>) -> Worker<DB> {
-        // One to take rows, one to renew leases.
-        let pool = DB::inbox_pool(self.outbox.pool(), self.settings().database_timeout, 2);
+        // One to take rows, one to renew leases, one to remove old rows.
+        let connections = 2 + u32::from(self.settings().retention.is_some());
+        let pool = DB::inbox_pool(self.outbox.pool(), self.settings().database_timeout, connections);
         let own = Self { outbox: self.outbox.with_pool(pool), ..self.clone() };
         // A name no other worker has, so that none renews what another one took.
         let owner = format!("{}-{:06x}", self.owner(), fastrand::u32(..) & 0xff_ffff);
@@ -157,21 +200,26 @@ impl<DB: Backend> Worker<DB> {
         let mut stop = self.stop.clone();
         let mut failures = 0;
         while !self.stopping() {
-            let pause = match self.pass().await {
+            let alarm = &self.inbox.shared.alarm;
+            alarm.begin_pass();
+            let pause: futures_util::future::BoxFuture<'_, ()> = match self.pass().await {
                 Ok(taken) => {
                     failures = 0;
-                    if taken as u64 == u64::from(settings.batch) { Duration::ZERO } else { settings.interval }
+                    if taken as u64 == u64::from(settings.batch) {
+                        continue;
+                    }
+                    Box::pin(alarm.wait(Instant::now() + settings.interval))
                 }
                 Err(e) => {
                     failures += 1;
                     let pause = (settings.interval * failures.min(1_000)).min(LONGEST_PAUSE.max(settings.interval));
                     tracing::warn!(consumer = self.inbox.consumer(), error = %e, again_in = ?pause, "could not take messages to retry");
-                    pause
+                    Box::pin(tokio::time::sleep(pause))
                 }
             };
             // A sender that is gone is a worker that was dropped.
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = pause => {}
                 changed = stop.changed() => if changed.is_err() { return },
             }
         }

@@ -49,6 +49,55 @@ pub struct InboxSettings {
     /// often. 20 s by default.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
+    /// How long a message that had its effect is remembered: a duplicate that comes later is a new message. Retry workers
+    /// remove older rows; those of messages that aren't done, FAILED ones among them, stay. `None` (`"never"` in a file) keeps
+    /// all. 15 days by default; 1 s to 100 years.
+    ///
+    /// It has to be longer than anything may deliver a message again. The default is for Kafka's: a topic with `retention.ms`
+    /// and `segment.ms` at their 7 days holds a record for up to 14, and a consumer whose offsets are lost reads all of them.
+    #[serde(with = "or_never")]
+    pub retention: Option<Duration>,
+    /// How long a retry worker removes nothing after its start, and after its consumer was connected again: a broker that
+    /// held messages all that time first delivers again those whose acknowledgement it never got. 1 hour by default; up to 30 days.
+    #[serde(with = "humantime_serde")]
+    pub purge_grace: Duration,
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A length of time, or `"never"` for none: a file has no null.
+mod or_never {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Never(Never),
+        After(#[serde(with = "humantime_serde")] Duration),
+    }
+
+    #[derive(Deserialize)]
+    enum Never {
+        #[serde(rename = "never")]
+        Never,
+    }
+
+    pub(super) fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(d) => humantime_serde::serialize(d, serializer),
+            None => serializer.serialize_str("never"),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        match Option::<Written>::deserialize(deserializer) {
+            Ok(Some(Written::After(d))) => Ok(Some(d)),
+            Ok(Some(Written::Never(Never::Never)) | None) => Ok(None),
+            Err(_) => Err(serde::de::Error::custom("write a length of time such as \"15d\", or \"never\"")),
+        }
+    }
 }
 
 impl Default for InboxSettings {
@@ -63,6 +112,8 @@ impl Default for InboxSettings {
             batch: 32,
             concurrency: 4,
             lease: Duration::from_secs(20),
+            retention: Some(15 * DAY),
+            purge_grace: Duration::from_secs(3_600),
         }
     }
 }
@@ -82,9 +133,17 @@ impl InboxSettings {
             ("interval", self.interval, 1),
             ("lease", self.lease, 300),
         ] {
-            if value < Duration::from_millis(least) || value > Duration::from_secs(86_400) {
+            if value < Duration::from_millis(least) || value > DAY {
                 out.push((name.into(), format!("{value:?}, must be {least} ms to 1 day")));
             }
+        }
+        if let Some(kept) = self.retention
+            && !(Duration::from_secs(1)..=36_525 * DAY).contains(&kept)
+        {
+            out.push(("retention".into(), format!("{kept:?}, must be 1 s to 100 years, or \"never\"")));
+        }
+        if self.purge_grace > 30 * DAY {
+            out.push(("purge_grace".into(), format!("{:?}, must be at most 30 days", self.purge_grace)));
         }
         out
     }
@@ -92,5 +151,37 @@ impl InboxSettings {
     /// How long a run is its process's own where nobody renews the lease: longer than the run can take.
     pub(crate) fn run_lease(&self) -> Duration {
         (self.handler_timeout + 2 * self.database_timeout).max(self.lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retention_is_a_length_of_time_or_never() {
+        let read = |text: &str| serde_json::from_str::<InboxSettings>(text).map(|s| s.retention);
+        assert_eq!(read("{}").unwrap(), Some(15 * DAY));
+        assert_eq!(read(r#"{"retention":"36h"}"#).unwrap(), Some(Duration::from_secs(36 * 3_600)));
+        for never in ["\"never\"", "null"] {
+            assert_eq!(read(&format!("{{\"retention\":{never}}}")).unwrap(), None);
+        }
+        assert!(read(r#"{"retention":"soon"}"#).unwrap_err().to_string().contains("never"));
+        for retention in [None, Some(3 * DAY)] {
+            let settings = InboxSettings { retention, ..InboxSettings::default() };
+            assert_eq!(read(&serde_json::to_string(&settings).unwrap()).unwrap(), retention);
+        }
+    }
+
+    #[test]
+    fn retention_has_limits() {
+        let problems = |retention, purge_grace| {
+            let settings = InboxSettings { retention, purge_grace, ..InboxSettings::default() };
+            settings.problems().into_iter().map(|p| p.0).collect::<Vec<_>>()
+        };
+        assert!(problems(None, Duration::ZERO).is_empty());
+        assert!(problems(Some(Duration::from_secs(1)), 30 * DAY).is_empty());
+        assert_eq!(problems(Some(Duration::from_millis(999)), 31 * DAY), ["retention", "purge_grace"]);
+        assert_eq!(problems(Some(Duration::MAX), Duration::ZERO), ["retention"]);
     }
 }

@@ -287,6 +287,9 @@ mod asked {
             fn inbox_take(consumer: &'c str, owner: &'c str, lease: Duration, limit: u32) -> Vec<TakenRow>;
             /// Renews the leases of rows that are still this owner's.
             fn inbox_renew(consumer: &'c str, owner: &'c str, ids: &'c [String], lease: Duration) -> ();
+            /// Removes successes older than this, from the oldest that is not older than `from_us` on, passing over those that
+            /// others are removing; how many, and when the last of them succeeded.
+            fn inbox_purge(consumer: &'c str, older: Duration, from_us: i64, limit: u32) -> (u64, Option<i64>);
             /// Everything that is kept of one message.
             fn inbox_read(consumer: &'c str, id: &'c str) -> Option<InboxDetail>;
             /// A page of rows.

@@ -1,16 +1,20 @@
-//! An account with exactly the grants of docs/sql-contract.md can publish, and nothing else.
+//! An account with exactly the grants of docs/sql-contract.md can publish, or consume, and nothing else.
 
-use posthouse::{Message, MessageId};
+use std::time::Duration;
+
+use posthouse::inbox::{Handled, Handler, HandlerError, Inbox, Incoming};
+use posthouse::store::{Backend, InboxStatus};
+use posthouse::{InboxSettings, Message, MessageId, Retry, Tx};
 use sqlx::{AssertSqlSafe, Executor, MySqlPool, PgPool};
 
-use crate::support::{MySql, Place, Postgres, TestDb, outbox_at};
+use crate::support::{MySql, Place, Postgres, SOON, TestDb, outbox_at, wait_for};
 
 const CONTRACT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sql-contract.md");
 
-/// The grants that the page gives for a database, one statement each, in its order.
-fn documented(database: &str) -> Vec<String> {
+/// The grants that the page gives under a heading for a database, one statement each, in its order.
+fn documented(heading: &str, database: &str) -> Vec<String> {
     let page = std::fs::read_to_string(CONTRACT).expect("docs/sql-contract.md");
-    let (_, section) = page.split_once("## Grants").expect("the section about grants");
+    let (_, section) = page.split_once(&format!("\n{heading}\n")).expect("the section about grants");
     let (_, section) = section.split_once(&format!("\n{database}:\n\n```sql\n")).expect("a block of SQL");
     let (block, _) = section.split_once("```").expect("the end of the block");
     let lines: Vec<_> = block.lines().filter(|line| !line.starts_with("--")).collect();
@@ -45,7 +49,7 @@ async fn a_publisher_on_postgres_can_publish_and_no_more() {
     let schema = place.schema.clone().unwrap();
     let role = format!("shop_{schema}");
     Postgres::execute(&place.pool, format!("CREATE ROLE {role} LOGIN")).await;
-    let grants: Vec<_> = documented("PostgreSQL")
+    let grants: Vec<_> = documented("## Grants", "PostgreSQL")
         .into_iter()
         .map(|g| {
             assert!(g.ends_with(" TO shop"), "{g}");
@@ -132,7 +136,7 @@ async fn a_publisher_on_mysql_can_publish_and_no_more() {
     let (_, database) = place.url.rsplit_once('/').unwrap();
     let account = format!("'shop_{database}'@'%'");
     MySql::execute(&place.pool, format!("CREATE USER {account} IDENTIFIED BY 'posthouse'")).await;
-    let grants: Vec<_> = documented("MySQL and MariaDB")
+    let grants: Vec<_> = documented("## Grants", "MySQL and MariaDB")
         .into_iter()
         .map(|g| {
             assert!(g.ends_with(" TO 'shop'@'%'"), "{g}");
@@ -191,6 +195,104 @@ async fn a_publisher_on_mysql_can_publish_and_no_more() {
     // SQLSTATE 42000, access denied: which of the kinds of denial it is depends on what was asked for.
     refused(&pool, "42000", &statements).await;
 
+    pool.close().await;
+    MySql::execute(&place.pool, format!("DROP USER {account}; DROP DATABASE {database}")).await;
+}
+
+struct Works;
+
+impl<DB: Backend> Handler<DB> for Works {
+    type Message = i64;
+    async fn handle(&self, _: &mut Tx<DB>, _: i64) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+/// With everything but the right to delete: messages have their effect once, failures are run again, and nothing comes of the
+/// retention; then with that right.
+async fn consumes<T: TestDb>(owner: &Place<T::Db>, pool: sqlx::Pool<T::Db>, delete: String) {
+    let mut settings = InboxSettings::default();
+    settings.retry = Retry::new(5, Duration::from_millis(40), Duration::from_millis(100));
+    settings.interval = Duration::from_millis(20);
+    settings.retention = Some(Duration::from_secs(1));
+    settings.purge_grace = Duration::ZERO;
+    let inbox = Inbox::of(&outbox_at(pool, owner.schema.as_deref()), "shop", settings).unwrap();
+    let inbox = inbox.on("count", Works);
+    let works = async |_: &mut Tx<T::Db>| -> Result<(), HandlerError> { Ok(()) };
+    let fails = async |_: &mut Tx<T::Db>| -> Result<(), HandlerError> { Err(HandlerError::retry("not yet")) };
+    let status = async |id: &str| inbox.store().show("shop", id).await.unwrap().map(|d| d.row.status);
+    let message = |id: &str| Incoming::new(id, "7").typed("count");
+
+    assert_eq!(inbox.process(&message("old"), works).await.unwrap(), Handled::Processed);
+    assert_eq!(inbox.process(&message("old"), works).await.unwrap(), Handled::Duplicate);
+    assert_eq!(inbox.process(&message("again").redelivered(true), works).await.unwrap(), Handled::Processed);
+    let worker = inbox.shared_worker().await.unwrap();
+    // Long enough for the first one to be old, and for many tries to remove it.
+    for n in 0..15 {
+        let id = format!("failing-{n}");
+        assert!(matches!(inbox.process(&message(&id), fails).await.unwrap(), Handled::WillRetry(_)));
+        wait_for("the retry", SOON, async || status(&id).await == Some(InboxStatus::Success)).await;
+        tokio::time::sleep(Duration::from_millis(80)).await;
+    }
+    assert_eq!(status("old").await, Some(InboxStatus::Success));
+    T::execute(&owner.pool, delete).await;
+    wait_for("the old one to go", SOON, async || status("old").await.is_none()).await;
+    worker.shutdown(SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_on_postgres_needs_no_more_than_documented() {
+    let place = Postgres::place().await;
+    place.outbox().migrate().await.unwrap();
+    let schema = place.schema.clone().unwrap();
+    let role = format!("eats_{schema}");
+    Postgres::execute(&place.pool, format!("CREATE ROLE {role} LOGIN")).await;
+    let grants: Vec<_> = documented("### Consumers", "PostgreSQL")
+        .into_iter()
+        .map(|g| {
+            assert!(g.ends_with(" TO inventory"), "{g}");
+            g.replace(" TO inventory", &format!(" TO {role}"))
+                .replace("SCHEMA public", &format!("SCHEMA {schema}"))
+                .replace("posthouse_", &format!("{schema}.posthouse_"))
+        })
+        .collect();
+    let [usage, consume, delete] = &grants[..] else { panic!("{grants:#?}") };
+    Postgres::execute(&place.pool, format!("{usage}; {consume}")).await;
+    let options = (*place.pool.connect_options()).clone().username(&role);
+    let pool = PgPool::connect_with(options).await.unwrap();
+    let statements = [
+        format!("DELETE FROM {schema}.posthouse_inbox"),
+        format!("SELECT * FROM {schema}.posthouse_message"),
+        format!("SELECT * FROM {schema}.posthouse_audit"),
+    ];
+    refused(&pool, "42501", &statements).await;
+    consumes::<Postgres>(&place, pool.clone(), delete.clone()).await;
+    refused(&pool, "42501", &[format!("TRUNCATE {schema}.posthouse_inbox"), statements[1].clone()]).await;
+    pool.close().await;
+    Postgres::execute(&place.pool, format!("DROP SCHEMA {schema} CASCADE; DROP ROLE {role}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_on_mysql_needs_no_more_than_documented() {
+    let place = MySql::place().await;
+    place.outbox().migrate().await.unwrap();
+    let (_, database) = place.url.rsplit_once('/').unwrap();
+    let account = format!("'eats_{database}'@'%'");
+    MySql::execute(&place.pool, format!("CREATE USER {account} IDENTIFIED BY 'posthouse'")).await;
+    let grants: Vec<_> = documented("### Consumers", "MySQL and MariaDB")
+        .into_iter()
+        .map(|g| {
+            assert!(g.ends_with(" TO 'inventory'@'%'"), "{g}");
+            g.replace("'inventory'@'%'", &account).replace("ON inventory.", &format!("ON {database}."))
+        })
+        .collect();
+    let [consume, delete] = &grants[..] else { panic!("{grants:#?}") };
+    MySql::execute(&place.pool, consume.clone()).await;
+    let options = (*place.pool.connect_options()).clone().username(&format!("eats_{database}")).password("posthouse");
+    let pool = MySqlPool::connect_with(options).await.unwrap();
+    let statements = ["DELETE FROM posthouse_inbox", "SELECT * FROM posthouse_message", "SELECT * FROM posthouse_audit"];
+    refused(&pool, "42000", &statements.map(str::to_owned)).await;
+    consumes::<MySql>(&place, pool.clone(), delete.clone()).await;
     pool.close().await;
     MySql::execute(&place.pool, format!("DROP USER {account}; DROP DATABASE {database}")).await;
 }

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use posthouse::store::{Action, MessageFilter, MessageStatus, Store};
 use serde_json::json;
 
 use super::resolve;
 use crate::cli::{By, Global, Which};
-use crate::commands::confirm;
+use crate::commands::{actor, capital, confirm, interrupted, progress};
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::output::{self, clean, count};
@@ -30,10 +29,6 @@ fn why_not(action: &Action) -> &'static str {
         Action::Requeue => "only FAILED messages and those that wait for a retry can be requeued",
         Action::Skip | Action::Edit { .. } => "messages that are delivered can't be changed",
     }
-}
-
-fn actor(by: &By) -> String {
-    by.actor.clone().or_else(|| whoami::username().ok()).filter(|a| !a.is_empty()).unwrap_or_else(|| "unknown".into())
 }
 
 pub(super) async fn run(
@@ -128,9 +123,7 @@ async fn all(
         confirm(&format!("{} {what}{to} in database {:?}?", capital(action.name()), database.name), by.yes)?;
     }
     let actor = actor(&by);
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len}  {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar());
-    // Draws on stderr, and not at all where that is no terminal.
-    let bar = ProgressBar::new(expected as u64).with_style(style);
+    let bar = progress(expected as u64);
     let (mut changed, mut seen) = (0, 0);
     loop {
         let rows = store.list(&filter).await.map_err(|e| interrupted(database, &e, changed))?;
@@ -149,15 +142,4 @@ async fn all(
         output::say(&clean(&format!("{} {}{left}", done(&action), count(changed, "message"))));
     }
     Ok(())
-}
-
-fn interrupted(database: &Database, e: &posthouse::Error, changed: usize) -> Failure {
-    let mut failure = database.failure(e);
-    failure.text.push_str(&format!("; {} changed before that, the command can be run again", count(changed, "message")));
-    failure
-}
-
-fn capital(word: &str) -> String {
-    let mut chars = word.chars();
-    chars.next().map(|c| c.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }

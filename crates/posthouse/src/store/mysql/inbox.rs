@@ -56,10 +56,10 @@ const FAIL: &str = "UPDATE {inbox} SET status = CASE WHEN ? IS NULL THEN 'FAILED
 
 const ADOPT: &str = concat!(succeeded!(), " AND status = 'PENDING_RETRY' AND next_attempt_at <= UTC_TIMESTAMP(6)");
 
-// Plan: one range scan of (consumer, next_attempt_at, message_id), in its order, so that no more rows are locked than taken.
+// Plan: one range scan of (consumer, next_attempt_at), in its order, so that no more rows are locked than taken.
 const DUE: &str = "SELECT message_id, version, attempts, claims FROM {inbox} FORCE INDEX (inbox_due) \
     WHERE consumer = ? AND next_attempt_at > '1000-01-01' AND next_attempt_at <= UTC_TIMESTAMP(6) \
-      AND status IN ('PENDING_RETRY', 'RETRYING') ORDER BY next_attempt_at, message_id LIMIT ? FOR UPDATE SKIP LOCKED";
+      AND status IN ('PENDING_RETRY', 'RETRYING') ORDER BY next_attempt_at LIMIT ? FOR UPDATE SKIP LOCKED";
 
 /// By primary key.
 const TAKE: &str = "UPDATE {inbox} FORCE INDEX (PRIMARY) SET status = 'RETRYING', owner = ?, version = version + 1, \
@@ -68,6 +68,15 @@ const TAKE: &str = "UPDATE {inbox} FORCE INDEX (PRIMARY) SET status = 'RETRYING'
 /// By primary key.
 const RENEW: &str = "UPDATE {inbox} FORCE INDEX (PRIMARY) SET next_attempt_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND \
     WHERE consumer = ? AND owner = ? AND status = 'RETRYING' AND message_id IN (%IDS%)";
+
+// Plan: one range scan of (consumer, NULL, success_at), in its order, so that no more rows are locked than removed.
+const OLD: &str = "SELECT message_id, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', success_at) FROM {inbox} FORCE INDEX (inbox_due) \
+    WHERE consumer = ? AND next_attempt_at IS NULL AND success_at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
+      AND success_at >= TIMESTAMP'1970-01-01 00:00:00' + INTERVAL ? MICROSECOND AND status = 'SUCCESS' \
+    ORDER BY success_at LIMIT ? FOR UPDATE SKIP LOCKED";
+
+/// By primary key.
+const PURGE: &str = "DELETE FROM {inbox} WHERE consumer = ? AND message_id IN (%IDS%)";
 
 macro_rules! columns {
     () => {
@@ -323,6 +332,30 @@ impl InboxRows for MySql {
             query.execute(conn).await?;
         }
         Ok(())
+    }
+
+    async fn inbox_purge<'c>(
+        conn: &'c mut MySqlConnection,
+        tables: &'c Tables,
+        consumer: &'c str,
+        older: Duration,
+        from_us: i64,
+        limit: u32,
+    ) -> Result<(u64, Option<i64>), Error> {
+        let old: Vec<(Vec<u8>, i64)> = sqlx::query_as(tables.sql(OLD))
+            .bind(consumer.as_bytes())
+            .bind(micros(older))
+            .bind(from_us)
+            .bind(limit)
+            .fetch_all(&mut *conn)
+            .await?;
+        let Some((_, last_us)) = old.last() else { return Ok((0, None)) };
+        let last_us = *last_us;
+        let mut query = sqlx::query(with_ids(tables, PURGE, old.len())).persistent(false).bind(consumer.as_bytes());
+        for (id, _) in old {
+            query = query.bind(id);
+        }
+        Ok((query.execute(conn).await?.rows_affected(), Some(last_us)))
     }
 
     async fn inbox_read<'c>(

@@ -25,7 +25,8 @@ pub(super) const PARTITIONS_SPARE: i64 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What leads from each version to the next one, from none on. Each ends by writing its version.
-const STEPS: [&str; 2] = [include_str!("0001_first.sql"), include_str!("0002_inbox.sql")];
+const STEPS: [&str; 3] =
+    [include_str!("0001_first.sql"), include_str!("0002_inbox.sql"), include_str!("0003_inbox_retention.sql")];
 
 /// Ends a statement of [`STEPS`].
 const END: &str = "-- ;;";

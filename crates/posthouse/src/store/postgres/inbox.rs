@@ -52,6 +52,14 @@ const TAKE: &str = "WITH due AS MATERIALIZED (SELECT message_id FROM {inbox} \
 const RENEW: &str = "UPDATE {inbox} SET next_attempt_at = clock_timestamp() + $4 * interval '1 microsecond' \
     WHERE consumer = $1 AND owner = $2 AND message_id = ANY($3) AND status = 'RETRYING'";
 
+// Plan: one range scan of (consumer, success_at), in its order; then a lookup by primary key for each row.
+const PURGE: &str = "WITH old AS MATERIALIZED (SELECT message_id FROM {inbox} \
+         WHERE consumer = $1 AND success_at < statement_timestamp() - $2 * interval '1 microsecond' \
+           AND success_at >= timestamptz 'epoch' + $3 * interval '1 microsecond' AND status = 'SUCCESS' \
+         ORDER BY success_at LIMIT $4 FOR UPDATE SKIP LOCKED), \
+    gone AS (DELETE FROM {inbox} i USING old WHERE i.consumer = $1 AND i.message_id = old.message_id RETURNING i.success_at) \
+    SELECT count(*), (extract(epoch FROM max(success_at)) * 1000000)::bigint FROM gone";
+
 macro_rules! columns {
     () => {
         "consumer, message_id, status, type, source::text, attempts, claims, version, \
@@ -253,6 +261,24 @@ impl InboxRows for Postgres {
     ) -> Result<(), Error> {
         sqlx::query(tables.sql(RENEW)).bind(consumer).bind(owner).bind(ids).bind(micros(lease)).execute(conn).await?;
         Ok(())
+    }
+
+    async fn inbox_purge<'c>(
+        conn: &'c mut PgConnection,
+        tables: &'c Tables,
+        consumer: &'c str,
+        older: Duration,
+        from_us: i64,
+        limit: u32,
+    ) -> Result<(u64, Option<i64>), Error> {
+        let (rows, last_us): (i64, _) = sqlx::query_as(tables.sql(PURGE))
+            .bind(consumer)
+            .bind(micros(older))
+            .bind(from_us)
+            .bind(i64::from(limit))
+            .fetch_one(conn)
+            .await?;
+        Ok((rows.unsigned_abs(), last_us))
     }
 
     async fn inbox_read<'c>(

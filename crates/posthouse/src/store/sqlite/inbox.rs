@@ -83,6 +83,13 @@ const RENEW: &str = concat!(
     " + ?4 WHERE consumer = ?1 AND owner = ?2 AND message_id IN (SELECT value FROM json_each(?3)) AND status = 'RETRYING'"
 );
 
+// Plan: one range scan of (consumer, success_at), in its order; then a lookup by rowid for each row.
+const PURGE: &str = concat!(
+    "DELETE FROM {inbox} WHERE rowid IN (SELECT rowid FROM {inbox} WHERE consumer = ?1 AND success_at < ",
+    now!(),
+    " - ?2 AND success_at >= ?3 / 1000 AND status = 'SUCCESS' ORDER BY success_at LIMIT ?4) RETURNING success_at"
+);
+
 macro_rules! columns {
     () => {
         "consumer, message_id, status, type, source, attempts, claims, version, CASE WHEN status <> 'FAILED' THEN next_attempt_at * 1000 END, \
@@ -314,6 +321,24 @@ impl InboxRows for Sqlite {
             .execute(conn)
             .await?;
         Ok(())
+    }
+
+    async fn inbox_purge<'c>(
+        conn: &'c mut SqliteConnection,
+        tables: &'c Tables,
+        consumer: &'c str,
+        older: Duration,
+        from_us: i64,
+        limit: u32,
+    ) -> Result<(u64, Option<i64>), Error> {
+        let gone: Vec<i64> = sqlx::query_scalar(tables.sql(PURGE))
+            .bind(consumer)
+            .bind(millis(older))
+            .bind(from_us)
+            .bind(i64::from(limit))
+            .fetch_all(conn)
+            .await?;
+        Ok((gone.len() as u64, gone.into_iter().max().map(|ms| ms * 1_000)))
     }
 
     async fn inbox_read<'c>(

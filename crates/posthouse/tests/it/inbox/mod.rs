@@ -7,6 +7,8 @@ mod handlers;
 mod identity;
 mod once;
 mod race;
+mod retention;
+mod shared;
 mod worker;
 
 use std::time::{Duration, SystemTime};

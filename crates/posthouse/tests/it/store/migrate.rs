@@ -10,6 +10,7 @@ on_all_stores!(
     ten_migrations_at_once_make_one_set_of_tables,
     a_newer_schema_is_left_alone,
     version_1_gets_what_is_new,
+    version_2_gets_what_is_new,
     names_are_checked,
     two_sets_of_tables_live_side_by_side,
     missing_tables_are_told_apart,
@@ -67,6 +68,31 @@ async fn version_1_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
     assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
     db.outbox.migrate().await.unwrap();
     assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 0);
+}
+
+/// An inbox of version 2 with a message in it, and ten processes of this version.
+async fn version_2_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
+    let (from_1, upgrade) = (db.outbox.migration_sql_from(1), db.outbox.migration_sql_from(2));
+    assert!(upgrade.contains("success_at") && !upgrade.contains("CREATE TABLE"), "{upgrade}");
+    let version_2 = from_1.strip_suffix(&upgrade).expect("it ends with the later steps");
+    let back = async || {
+        db.run("DROP TABLE {inbox}").await;
+        db.run("UPDATE {meta} SET schema_version = 1").await;
+        db.run_text(version_2).await;
+        assert_eq!(db.int("SELECT schema_version FROM {meta}").await, 2);
+        db.run("INSERT INTO {inbox} (consumer, message_id) VALUES ('c', 'before')").await;
+    };
+    back().await;
+    for result in join_all((0..10).map(|_| db.outbox.migrate())).await {
+        result.unwrap();
+    }
+    assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
+    assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 1);
+    // With a tool of one's own.
+    back().await;
+    db.run_text(&upgrade).await;
+    assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
+    assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 1);
 }
 
 async fn names_are_checked<T: StoreDb>(db: &Fresh<T>) {

@@ -1,0 +1,163 @@
+//! `posthouse inbox`.
+
+mod act;
+mod show;
+
+use comfy_table::{Cell, CellAlignment, Row};
+use posthouse::store::{InboxAction, InboxDetail, InboxFilter, InboxRow, InboxStore};
+use serde_json::json;
+
+use super::{load, one_database};
+use crate::cli::{Global, Inbox};
+use crate::database::Database;
+use crate::failure::Failure;
+use crate::output::{self, clean};
+
+/// A message takes at most this many lines in a list; `show` tells the rest.
+const LINES: usize = 2;
+
+pub(crate) async fn run(global: &Global, command: Inbox) -> Result<(), Failure> {
+    let config = load(global)?;
+    let database = one_database(&config)?;
+    // Its check says what is wrong with the tables, if anything is.
+    database.ready().await?;
+    let store = database.inbox()?;
+    match command {
+        Inbox::List { filter, consumer, limit, after } => {
+            let after = match &after[..] {
+                [consumer, id] => Some((consumer.clone(), id.clone())),
+                _ => None,
+            };
+            let filter = InboxFilter { consumer, status: filter.status.map(Into::into), kind: filter.kind, after, limit };
+            let rows = store.list(&filter).await.map_err(|e| database.failure(&e))?;
+            // A full page may have another one behind it.
+            let next = rows.last().filter(|_| rows.len() == limit as usize);
+            if global.json {
+                let next = next.map(|last| [&last.consumer, &last.message_id]);
+                output::json(&json!({ "database": database.name, "messages": rows, "next_after": next }));
+            } else {
+                list(&rows, next);
+            }
+            Ok(())
+        }
+        Inbox::Show { id, consumer, full } => show::run(global, &database, store.as_ref(), &id, consumer, full).await,
+        Inbox::Requeue { which, by } => act::run(global, &database, store.as_ref(), which, InboxAction::Requeue, by).await,
+        Inbox::Skip { which, by } => act::run(global, &database, store.as_ref(), which, InboxAction::Skip, by).await,
+    }
+}
+
+fn list(rows: &[InboxRow], next: Option<&InboxRow>) {
+    let Some(first) = rows.first() else {
+        output::say("no messages");
+        return;
+    };
+    let several = rows.iter().any(|r| r.consumer != first.consumer);
+    let troubled = rows.iter().any(|r| r.last_error.is_some());
+    let waiting = rows.iter().any(|r| r.next_attempt_us.is_some());
+    let typed = rows.iter().any(|r| !r.kind.is_empty());
+    // A column that would be empty takes no room from the others, nor does one that says the same everywhere.
+    let mut header = Vec::from(["message id", "status"]);
+    header.extend(several.then_some("consumer"));
+    header.extend(typed.then_some("type"));
+    header.extend(["received", "tries"]);
+    header.extend(waiting.then_some("next try"));
+    header.extend(troubled.then_some("error"));
+    let mut table = output::table(&header);
+    for r in rows {
+        let mut cells = vec![Cell::new(clean(&r.message_id)), output::status(r.status.as_str())];
+        if several {
+            cells.push(Cell::new(clean(&r.consumer)));
+        }
+        if typed {
+            cells.push(Cell::new(clean(&r.kind)));
+        }
+        cells.push(Cell::new(output::relative(r.first_us / 1_000)));
+        let claims = if r.claims > 0 { format!("+{}", r.claims) } else { String::new() };
+        cells.push(Cell::new(format!("{}{claims}", r.attempts)).set_alignment(CellAlignment::Right));
+        if waiting {
+            cells.push(Cell::new(r.next_attempt_us.map(|us| output::relative(us / 1_000)).unwrap_or_default()));
+        }
+        if troubled {
+            cells.push(Cell::new(clean(r.last_error.as_deref().unwrap_or(""))));
+        }
+        let mut row = Row::from(cells);
+        row.max_height(LINES);
+        table.add_row(row);
+    }
+    output::unbroken(&mut table, &["STATUS", "RECEIVED", "TRIES", "NEXT TRY"]);
+    output::print_table(table);
+    if !several {
+        output::say(&format!("\nall of consumer {}", clean(&first.consumer)));
+    }
+    if let Some(last) = next {
+        output::say(&format!("\nthere may be more: --after {} {}", word(&last.consumer), word(&last.message_id)));
+    }
+}
+
+/// Text as one word of a shell's command line.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        clean(&format!("'{}'", text.replace('\'', "'\\''"))).into_owned()
+    }
+}
+
+/// The consumers that have received anything: for each, the first row that lies behind those of the one before.
+async fn consumers(database: &Database, store: &dyn InboxStore) -> Result<Vec<String>, Failure> {
+    let mut found: Vec<String> = Vec::new();
+    loop {
+        // No name lies between one and the same with U+0001 behind it, because names have no NUL.
+        let after = found.last().map(|last| (format!("{last}\u{1}"), String::new()));
+        let filter = InboxFilter { after, limit: 1, ..InboxFilter::default() };
+        match store.list(&filter).await.map_err(|e| database.failure(&e))?.pop() {
+            Some(row) => found.push(row.consumer),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// The message that a person named; a failure unless it is exactly one.
+async fn resolve(database: &Database, store: &dyn InboxStore, id: &str, consumers: &[String]) -> Result<InboxDetail, Failure> {
+    let mut found = Vec::new();
+    for consumer in consumers {
+        found.extend(store.show(consumer, id).await.map_err(|e| database.failure(&e))?);
+    }
+    if found.len() > 1 {
+        let names: Vec<String> = found.iter().map(|d| d.row.consumer.clone()).collect();
+        return Err(Failure::not_so(format!(
+            "several consumers have received {id:?}; choose one with --consumer: {}",
+            names.join(", ")
+        )));
+    }
+    found.pop().ok_or_else(|| match consumers {
+        [one] => Failure::not_so(format!("consumer {one:?} in database {:?} has received no message {id:?}", database.name)),
+        _ => Failure::not_so(format!("no consumer in database {:?} has received a message {id:?}", database.name)),
+    })
+}
+
+/// The consumer that a person named, or all there are.
+async fn named(database: &Database, store: &dyn InboxStore, consumer: Option<String>) -> Result<Vec<String>, Failure> {
+    let all = consumers(database, store).await?;
+    match consumer {
+        None => Ok(all),
+        Some(name) if all.contains(&name) => Ok(vec![name]),
+        Some(name) => {
+            let meant = crate::config::suggest(&name, all.iter().map(String::as_str)).map(|m| format!("; did you mean {m:?}?"));
+            Err(Failure::not_so(format!("no consumer {name:?} has received anything{}", meant.unwrap_or_default())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_can_be_pasted() {
+        assert_eq!(word("order-7"), "order-7");
+        assert_eq!(word("it's; rm"), r"'it'\''s; rm'");
+        assert_eq!(word(""), "''");
+    }
+}
