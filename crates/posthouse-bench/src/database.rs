@@ -79,6 +79,14 @@ pub(crate) trait Rig: Backend {
         order: i64,
         plain: Option<&[u8]>,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+    /// Takes `count` of an article out of `bench_stock` and writes one row into `bench_movement`.
+    fn deduct(
+        tables: &StockTables,
+        conn: &mut Self::Connection,
+        order: i64,
+        sku: &str,
+        count: i64,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
     /// How many messages are pending.
     fn pending(outbox: &Outbox<Self>) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
     /// Position in the write-ahead log in bytes, where the database tells.
@@ -108,6 +116,21 @@ macro_rules! common {
             Ok(())
         }
 
+        async fn deduct(
+            tables: &StockTables,
+            conn: &mut Self::Connection,
+            order: i64,
+            sku: &str,
+            count: i64,
+        ) -> Result<(), sqlx::Error> {
+            let update = sqlx::query(AssertSqlSafe(tables.take.clone())).bind(count).bind(sku);
+            let taken = update.execute(&mut *conn).await?.rows_affected();
+            assert_eq!(taken, 1, "the article is there");
+            let insert = sqlx::query(AssertSqlSafe(tables.movement.clone())).bind(order).bind(sku).bind(count);
+            insert.execute(conn).await?;
+            Ok(())
+        }
+
         async fn pending(outbox: &Outbox<Self>) -> Result<i64, sqlx::Error> {
             let count = format!("SELECT count(*) FROM {}", outbox.tables().name("pending"));
             sqlx::query_scalar(AssertSqlSafe(count)).fetch_one(outbox.pool()).await
@@ -118,6 +141,37 @@ macro_rules! common {
             sqlx::query_scalar(query?).fetch_one(outbox.pool()).await.ok()
         }
     };
+}
+
+/// The statements of a handler that keeps a stock.
+#[derive(Debug, Clone)]
+pub(crate) struct StockTables {
+    take: String,
+    movement: String,
+}
+
+impl StockTables {
+    /// Makes the tables, with `articles` articles (`sku-0` and on).
+    pub(crate) async fn make<DB: Rig>(outbox: &Outbox<DB>, articles: u32) -> Self {
+        let (stock, movement) = (outbox.tables().name("bench_stock"), outbox.tables().name("bench_movement"));
+        let (serial, first) = match DB::KIND {
+            Kind::Postgres => ("bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "$1"),
+            Kind::Mysql => ("bigint AUTO_INCREMENT PRIMARY KEY", "?"),
+            Kind::Sqlite => ("integer PRIMARY KEY AUTOINCREMENT", "?"),
+        };
+        let (second, third) = if first == "?" { ("?", "?") } else { ("$2", "$3") };
+        let tables = format!(
+            "CREATE TABLE {stock} (sku varchar(40) PRIMARY KEY, count bigint NOT NULL); \
+             CREATE TABLE {movement} (id {serial}, order_id bigint NOT NULL, sku varchar(40) NOT NULL, count bigint NOT NULL)"
+        );
+        must("stock", DB::execute(outbox, tables).await);
+        let rows: Vec<_> = (0..articles).map(|i| format!("('sku-{i}', 1000000)")).collect();
+        must("stock", DB::execute(outbox, format!("INSERT INTO {stock} (sku, count) VALUES {}", rows.join(", "))).await);
+        Self {
+            take: format!("UPDATE {stock} SET count = count - {first} WHERE sku = {second}"),
+            movement: format!("INSERT INTO {movement} (order_id, sku, count) VALUES ({first}, {second}, {third})"),
+        }
+    }
 }
 
 /// The two inserts of a business transaction in each dialect.

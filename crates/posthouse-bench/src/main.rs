@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `drain` | how fast messages leave the database, to a transport that confirms at once |
 //! | `publish` | what a publish costs inside a business transaction |
+//! | `inbox` | what an inbox costs the handler of received messages |
 //! | `relay` | messages per second from a database to a receiver, beside the receiver's and the database's own limits |
 //! | `latency` | from publish to confirmation, under a steady load |
 //!
@@ -21,6 +22,7 @@
 
 mod database;
 mod drain;
+mod inbox;
 mod latency;
 mod meter;
 mod publish;
@@ -72,12 +74,29 @@ enum What {
         #[arg(long, default_value_t = 256)]
         payload: usize,
     },
+    /// Received messages handled by an inbox, beside the same handler in a plain transaction.
+    #[command(long_about = inbox::ABOUT)]
+    Inbox(InboxArgs),
     /// N messages from a database to a receiver, beside a raw publish loop and a raw loop that reads and deletes the rows.
     #[command(long_about = relay::ABOUT)]
     Relay(RelayArgs),
     /// From publish to confirmation, with an embedded relay, under a load that doesn't wait for anything.
     #[command(long_about = latency::ABOUT)]
     Latency(LatencyArgs),
+}
+
+/// See [`inbox`].
+#[derive(Debug, Args)]
+struct InboxArgs {
+    /// Messages per round.
+    #[arg(short, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(20..))]
+    n: u32,
+    /// Messages handled at once, each on a connection of its own.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
+    concurrency: u32,
+    /// What is done for each message.
+    #[arg(long, value_enum, default_value_t = inbox::Work::Small)]
+    handler: inbox::Work,
 }
 
 /// See [`relay`].
@@ -137,6 +156,11 @@ async fn main() {
         What::Publish { n, payload } => {
             for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
                 publish::run(kind, *n, *payload, rounds, &mut report).await;
+            }
+        }
+        What::Inbox(args) => {
+            for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
+                inbox::run(kind, args, rounds, &mut report).await;
             }
         }
         What::Relay(args) => {

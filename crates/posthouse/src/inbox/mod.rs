@@ -47,10 +47,10 @@
 //!
 //! # What a handler must keep to
 //!
-//! Its effect is in the transaction it is given; what it does elsewhere may happen more often than once. It returns errors of
-//! the database: after one the transaction is gone, which is found out before the commit, but on MySQL and SQLite what it
-//! writes from then on is outside of any transaction. It may be called several times for one message, also within one call of
-//! `process`, where another transaction was in the way.
+//! Its effect is in the transaction it is given; what it does elsewhere may happen more often than once. It doesn't end that
+//! transaction (COMMIT, ROLLBACK; on MySQL, DDL does), and returns errors of the database: after one the transaction is gone,
+//! which is found out before the commit, but on MySQL and SQLite what it writes from then on is outside of any transaction. It
+//! may be called several times for one message, also within one call of `process`, where another transaction was in the way.
 //!
 //! | file | what it does |
 //! |---|---|

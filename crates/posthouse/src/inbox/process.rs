@@ -329,7 +329,7 @@ impl<DB: Backend> Inbox<DB> {
     async fn first_once<R: Run<DB>>(&self, arrival: &Arrival<'_>, run: &mut R) -> Result<Ended, Error> {
         let (deadline, tables) = (self.deadline(), self.tables());
         let row = self.new_row(arrival.id, &arrival.stored, InboxStatus::Success);
-        let mut tx = match timed(deadline, "begin", self.outbox.begin()).await {
+        let mut tx = match timed(deadline, "begin", self.outbox.begin_by(DB::INBOX_BEGIN)).await {
             Ok(tx) => tx,
             Err(e) => return in_the_way(e),
         };
@@ -352,8 +352,8 @@ impl<DB: Backend> Inbox<DB> {
             return Ok(self.ended(tx, ended).await);
         }
         // A handler that went on after an error of the database believes that it had its effect; it had not.
-        let there = DB::inbox_there(&mut tx, tables, self.consumer(), arrival.id);
-        match timed(deadline, "looking whether the transaction is whole", there).await {
+        let whole = DB::inbox_marked(&mut tx, tables);
+        match timed(deadline, "looking whether the transaction is whole", whole).await {
             Ok(true) => self.commit(tx, published).await,
             Ok(false) => Ok(self.ended(tx, Some(went_on(None))).await),
             Err(e) if e.kind() == ErrorKind::Database => Ok(self.ended(tx, Some(went_on(Some(e)))).await),
@@ -391,13 +391,10 @@ impl<DB: Backend> Inbox<DB> {
 
     async fn claimed_once<R: Run<DB>>(&self, id: &str, claim: Claim, run: &mut R) -> Result<Ended, Error> {
         let (deadline, tables) = (self.deadline(), self.tables());
-        let mut tx = match timed(deadline, "begin", self.outbox.begin()).await {
+        let mut tx = match timed(deadline, "begin", self.outbox.begin_by(DB::INBOX_BEGIN)).await {
             Ok(tx) => tx,
             Err(e) => return in_the_way(e),
         };
-        if let Err(e) = timed(deadline, "marking the transaction", DB::inbox_mark(&mut tx, tables)).await {
-            return in_the_way(self.undo(tx, e).await);
-        }
         let published = self.outbox.published();
         if let Err(ended) = self.call(&mut tx, run).await {
             return Ok(self.ended(tx, ended).await);
@@ -473,6 +470,11 @@ impl<DB: Backend> Inbox<DB> {
         }
         match result {
             Ok(()) => Ok(Ended::Done),
+            // By a deferred constraint, say: what the handler did can't be kept. If it was committed all the same, the row that
+            // says so stands, whatever is recorded.
+            Err(e) if e.kind() == ErrorKind::Database => {
+                Ok(Ended::Failed(HandlerError::retry(format!("the database refused the commit: {e}"))))
+            }
             Err(e) => in_the_way(e),
         }
     }

@@ -149,8 +149,13 @@ impl<DB: Backend> Outbox<DB> {
     /// The future may be dropped at any point. That is not so with `begin` of sqlx's pool on PostgreSQL and MySQL: dropped
     /// while BEGIN is on its way, it leaves the transaction open on a connection that goes back to the pool.
     pub async fn begin(&self) -> Result<Tx<DB>, Error> {
+        self.begin_by(DB::BEGIN).await
+    }
+
+    /// [`begin`](Self::begin) by a statement that does more.
+    pub(crate) async fn begin_by(&self, statement: &'static str) -> Result<Tx<DB>, Error> {
         let pool = self.inner.pool.clone();
-        let begin = Beginning(Some(Box::pin(async move { pool.begin_with(DB::BEGIN).await })));
+        let begin = Beginning(Some(Box::pin(async move { pool.begin_with(statement).await })));
         Ok(Tx { inner: Some(begin.await?), outbox: self.clone() })
     }
 

@@ -57,7 +57,7 @@ mod asked {
         pub(crate) payload: &'a [u8],
     }
 
-    /// A row to insert. Its times follow from its status.
+    /// A row to insert. Its times follow from its status; of a SUCCESS only consumer, id, type and source are written.
     #[doc(hidden)]
     #[derive(Debug, Clone)]
     pub struct NewRow<'a> {
@@ -256,6 +256,10 @@ mod asked {
 
     /// The rows of an inbox; each call is one step on a connection inside a transaction.
     pub trait InboxRows: sqlx::Database {
+        /// Begins a transaction and leaves a mark in it that goes with it. One text, so that the mark costs no round trip.
+        #[doc(hidden)]
+        const INBOX_BEGIN: &'static str;
+
         /// A pool like the user's for the worker's own connections, set up as its statements need.
         #[doc(hidden)]
         fn inbox_pool(pool: &sqlx::Pool<Self>, deadline: Duration, connections: u32) -> sqlx::Pool<Self>;
@@ -263,12 +267,10 @@ mod asked {
         ask! {
             /// Inserts a row; false when there is one for this consumer and id. The transaction stays usable.
             fn inbox_insert(row: &'c NewRow<'c>) -> bool;
-            /// Whether the transaction can see this row.
-            fn inbox_there(consumer: &'c str, id: &'c str) -> bool;
-            /// Leaves a mark in the transaction, where one that the server rolled back (a deadlock, a full disk) goes on
-            /// statement by statement as if nothing had happened.
-            fn inbox_mark() -> ();
-            /// Whether the mark is still there.
+            /// Whether this is still the transaction that [`INBOX_BEGIN`](Self::INBOX_BEGIN) began; asked once, at its end. An
+            /// error of kind Database says that it isn't, too. What ends a transaction behind the handler's back: an error
+            /// (PostgreSQL, where COMMIT then quietly rolls back), or the server, and the statements that follow are on their
+            /// own (a deadlock or DDL on MySQL, a full disk on SQLite).
             fn inbox_marked() -> bool;
             /// Begins a transaction where the server has ended this one and a rollback without one would be an error, which
             /// leaves the driver believing that it is in one.

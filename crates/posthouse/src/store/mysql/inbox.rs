@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::mysql::{MySqlPoolOptions, MySqlRow};
+use sqlx::mysql::{MySqlPoolOptions, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, MySqlPool, Row, SqlSafeStr as _};
 
 use crate::Error;
@@ -14,20 +14,21 @@ use crate::store::{
 /// A plain one: it waits for a transaction that inserts the same id, takes no gap locks when the id is new, and when it isn't
 /// the statement fails alone.
 const INSERT: &str = "INSERT INTO {inbox} (consumer, message_id, status, type, source, message_key, content_type, headers, payload, \
-        attempts, claims, next_attempt_at, owner, last_error, success_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ";
+        attempts, claims, next_attempt_at, owner, last_error) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ";
 
-/// The times of a row, by its status; the status is settled in the text, because no parameter can stand twice in it.
-const TIMES_SUCCESS: &str = "NULL, ?, ?, UTC_TIMESTAMP(6))";
-const TIMES_FAILED: &str = "TIMESTAMP'9999-12-31 00:00:00.000000', ?, ?, NULL)";
-const TIMES_WAITING: &str = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ?, ?, NULL)";
+/// The end of a row, by its status; the status is settled in the text, because no parameter can stand twice in it.
+const END_FAILED: &str = "TIMESTAMP'9999-12-31 00:00:00.000000', ?, ?)";
+const END_WAITING: &str = "UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ?, ?)";
+
+/// The same for a SUCCESS, which every message pays for.
+const INSERT_SUCCESS: &str =
+    "INSERT INTO {inbox} (consumer, message_id, type, source, success_at) VALUES (?, ?, ?, ?, UTC_TIMESTAMP(6))";
 
 /// A duplicate key.
 const DUPLICATE: u16 = 1062;
 
 /// There is no such savepoint.
 const NO_SAVEPOINT: u16 = 1305;
-
-const THERE: &str = "SELECT COUNT(*) FROM {inbox} WHERE consumer = ? AND message_id = ?";
 
 const STANDING: &str = "SELECT status, CAST(COALESCE(next_attempt_at <= UTC_TIMESTAMP(6), 0) AS SIGNED), \
         TIMESTAMPDIFF(MICROSECOND, '1970-01-01', next_attempt_at), version, attempts, claims \
@@ -126,12 +127,24 @@ fn row(r: &MySqlRow) -> Result<InboxRow, sqlx::Error> {
     })
 }
 
+/// Whether a row was inserted, or was there.
+fn inserted(result: Result<MySqlQueryResult, sqlx::Error>) -> Result<bool, Error> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(e) if super::number(&e) == Some(DUPLICATE) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// A statement with as many placeholders as there are ids; the few texts this makes are not worth keeping prepared.
 fn with_ids(tables: &Tables, template: &str, ids: usize) -> sqlx::SqlStr {
     AssertSqlSafe(tables.text(template).replace("%IDS%", &vec!["?"; ids].join(", "))).into_sql_str()
 }
 
 impl InboxRows for MySql {
+    /// A savepoint before the first write costs the storage engine and the binary log nothing.
+    const INBOX_BEGIN: &'static str = "BEGIN; SAVEPOINT posthouse_inbox";
+
     fn inbox_pool(pool: &MySqlPool, deadline: Duration, connections: u32) -> MySqlPool {
         // READ COMMITTED: taking due rows must not lock the gaps between them, where other consumers insert.
         let session = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
@@ -148,14 +161,21 @@ impl InboxRows for MySql {
     }
 
     async fn inbox_insert<'c>(conn: &'c mut MySqlConnection, tables: &'c Tables, row: &'c NewRow<'c>) -> Result<bool, Error> {
-        let copy = row.copy;
-        let times = match row.status {
-            InboxStatus::Success => TIMES_SUCCESS,
-            InboxStatus::Failed => TIMES_FAILED,
-            InboxStatus::PendingRetry | InboxStatus::Retrying => TIMES_WAITING,
-        };
         // As bytes, so that no character set of the connection touches them.
-        let mut query = sqlx::query(tables.sql(&[INSERT, times].concat()))
+        let end = match row.status {
+            InboxStatus::Success => {
+                let insert = sqlx::query(tables.sql(INSERT_SUCCESS))
+                    .bind(row.consumer.as_bytes())
+                    .bind(row.id.as_bytes())
+                    .bind(row.kind.as_bytes())
+                    .bind(row.source.map(str::as_bytes));
+                return inserted(insert.execute(conn).await);
+            }
+            InboxStatus::Failed => END_FAILED,
+            InboxStatus::PendingRetry | InboxStatus::Retrying => END_WAITING,
+        };
+        let copy = row.copy;
+        let mut query = sqlx::query(tables.sql(&[INSERT, end].concat()))
             .bind(row.consumer.as_bytes())
             .bind(row.id.as_bytes())
             .bind(row.status.as_str().as_bytes())
@@ -167,30 +187,10 @@ impl InboxRows for MySql {
             .bind(copy.map(|c| c.payload))
             .bind(row.attempts)
             .bind(row.claims);
-        if times == TIMES_WAITING {
+        if end == END_WAITING {
             query = query.bind(micros(row.wait));
         }
-        match query.bind(row.owner.map(str::as_bytes)).bind(row.error.map(str::as_bytes)).execute(conn).await {
-            Ok(_) => Ok(true),
-            Err(e) if super::number(&e) == Some(DUPLICATE) => Ok(false),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    async fn inbox_there<'c>(
-        conn: &'c mut MySqlConnection,
-        tables: &'c Tables,
-        consumer: &'c str,
-        id: &'c str,
-    ) -> Result<bool, Error> {
-        let found: i64 =
-            sqlx::query_scalar(tables.sql(THERE)).bind(consumer.as_bytes()).bind(id.as_bytes()).fetch_one(conn).await?;
-        Ok(found == 1)
-    }
-
-    async fn inbox_mark<'c>(conn: &'c mut MySqlConnection, _: &'c Tables) -> Result<(), Error> {
-        sqlx::raw_sql("SAVEPOINT posthouse_inbox").execute(conn).await?;
-        Ok(())
+        inserted(query.bind(row.owner.map(str::as_bytes)).bind(row.error.map(str::as_bytes)).execute(conn).await)
     }
 
     async fn inbox_marked<'c>(conn: &'c mut MySqlConnection, _: &'c Tables) -> Result<bool, Error> {

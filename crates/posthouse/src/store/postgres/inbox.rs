@@ -13,13 +13,17 @@ use crate::store::{
 
 /// A bare ON CONFLICT waits for a transaction that inserted the same id, and leaves this one usable.
 const INSERT: &str = "INSERT INTO {inbox} (consumer, message_id, status, type, source, message_key, content_type, headers, payload, \
-        attempts, claims, next_attempt_at, owner, last_error, success_at) \
+        attempts, claims, next_attempt_at, owner, last_error) \
     VALUES ($1, $2, $3, $4, $5::text::json, $6, $7, $8::text::json, $9, $10, $11, \
-        CASE $3 WHEN 'SUCCESS' THEN NULL WHEN 'FAILED' THEN timestamptz '9999-12-31 00:00Z' \
-                ELSE clock_timestamp() + $12 * interval '1 microsecond' END, \
-        $13, $14, CASE WHEN $3 = 'SUCCESS' THEN clock_timestamp() END) ON CONFLICT DO NOTHING";
+        CASE $3 WHEN 'FAILED' THEN timestamptz '9999-12-31 00:00Z' ELSE clock_timestamp() + $12 * interval '1 microsecond' END, \
+        $13, $14) ON CONFLICT DO NOTHING";
 
-const THERE: &str = "SELECT EXISTS (SELECT FROM {inbox} WHERE consumer = $1 AND message_id = $2)";
+/// The same for a SUCCESS, which every message pays for.
+const INSERT_SUCCESS: &str = "INSERT INTO {inbox} (consumer, message_id, type, source, success_at) \
+    VALUES ($1, $2, $3, $4::text::json, clock_timestamp()) ON CONFLICT DO NOTHING";
+
+/// What [`BEGIN`](InboxRows::INBOX_BEGIN) sets, for this transaction; it is empty or NULL after it.
+const MARK: &str = "SELECT current_setting('posthouse.inbox', true)";
 
 const STANDING: &str = "SELECT status, next_attempt_at <= statement_timestamp(), (extract(epoch FROM next_attempt_at) * 1000000)::bigint, \
         version, attempts, claims FROM {inbox} WHERE consumer = $1 AND message_id = $2";
@@ -105,6 +109,8 @@ fn row(r: &PgRow) -> Result<InboxRow, sqlx::Error> {
 }
 
 impl InboxRows for Postgres {
+    const INBOX_BEGIN: &'static str = "BEGIN; SET LOCAL posthouse.inbox = 'begun'";
+
     fn inbox_pool(pool: &PgPool, deadline: Duration, connections: u32) -> PgPool {
         PgPoolOptions::new()
             .max_connections(connections)
@@ -114,6 +120,10 @@ impl InboxRows for Postgres {
     }
 
     async fn inbox_insert<'c>(conn: &'c mut PgConnection, tables: &'c Tables, row: &'c NewRow<'c>) -> Result<bool, Error> {
+        if row.status == InboxStatus::Success {
+            let insert = sqlx::query(tables.sql(INSERT_SUCCESS)).bind(row.consumer).bind(row.id).bind(row.kind).bind(row.source);
+            return Ok(insert.execute(conn).await?.rows_affected() == 1);
+        }
         let copy = row.copy;
         let done = sqlx::query(tables.sql(INSERT))
             .bind(row.consumer)
@@ -135,22 +145,9 @@ impl InboxRows for Postgres {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn inbox_there<'c>(
-        conn: &'c mut PgConnection,
-        tables: &'c Tables,
-        consumer: &'c str,
-        id: &'c str,
-    ) -> Result<bool, Error> {
-        Ok(sqlx::query_scalar(tables.sql(THERE)).bind(consumer).bind(id).fetch_one(conn).await?)
-    }
-
-    /// Its transactions refuse everything after an error.
-    async fn inbox_mark<'c>(_: &'c mut PgConnection, _: &'c Tables) -> Result<(), Error> {
-        Ok(())
-    }
-
-    async fn inbox_marked<'c>(_: &'c mut PgConnection, _: &'c Tables) -> Result<bool, Error> {
-        Ok(true)
+    async fn inbox_marked<'c>(conn: &'c mut PgConnection, _: &'c Tables) -> Result<bool, Error> {
+        let mark: Option<String> = sqlx::query_scalar(MARK).fetch_one(conn).await?;
+        Ok(mark.as_deref() == Some("begun"))
     }
 
     /// ROLLBACK without a transaction is no error.

@@ -14,15 +14,18 @@ use crate::store::{
 
 const INSERT: &str = concat!(
     "INSERT INTO {inbox} (consumer, message_id, status, type, source, message_key, content_type, headers, payload, \
-        attempts, claims, next_attempt_at, owner, last_error, success_at) \
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, CASE ?3 WHEN 'SUCCESS' THEN NULL WHEN 'FAILED' THEN 253402214400000 ELSE ",
+        attempts, claims, next_attempt_at, owner, last_error) \
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, CASE ?3 WHEN 'FAILED' THEN 253402214400000 ELSE ",
     now!(),
-    " + ?12 END, ?13, ?14, CASE WHEN ?3 = 'SUCCESS' THEN ",
-    now!(),
-    " END) ON CONFLICT DO NOTHING"
+    " + ?12 END, ?13, ?14) ON CONFLICT DO NOTHING"
 );
 
-const THERE: &str = "SELECT EXISTS (SELECT 1 FROM {inbox} WHERE consumer = ?1 AND message_id = ?2)";
+/// The same for a SUCCESS, which every message pays for.
+const INSERT_SUCCESS: &str = concat!(
+    "INSERT INTO {inbox} (consumer, message_id, type, source, success_at) VALUES (?1, ?2, ?3, ?4, ",
+    now!(),
+    ") ON CONFLICT DO NOTHING"
+);
 
 const STANDING: &str = concat!(
     "SELECT status, coalesce(next_attempt_at <= ",
@@ -147,6 +150,8 @@ fn row(r: &SqliteRow) -> Result<InboxRow, sqlx::Error> {
 }
 
 impl InboxRows for Sqlite {
+    const INBOX_BEGIN: &'static str = "BEGIN IMMEDIATE; SAVEPOINT posthouse_inbox";
+
     fn inbox_pool(pool: &SqlitePool, deadline: Duration, connections: u32) -> SqlitePool {
         let options = (*pool.connect_options()).clone().create_if_missing(false).busy_timeout(BUSY);
         SqlitePoolOptions::new()
@@ -157,6 +162,10 @@ impl InboxRows for Sqlite {
     }
 
     async fn inbox_insert<'c>(conn: &'c mut SqliteConnection, tables: &'c Tables, row: &'c NewRow<'c>) -> Result<bool, Error> {
+        if row.status == InboxStatus::Success {
+            let insert = sqlx::query(tables.sql(INSERT_SUCCESS)).bind(row.consumer).bind(row.id).bind(row.kind).bind(row.source);
+            return Ok(insert.execute(conn).await?.rows_affected() == 1);
+        }
         let copy = row.copy;
         let done = sqlx::query(tables.sql(INSERT))
             .bind(row.consumer)
@@ -178,19 +187,6 @@ impl InboxRows for Sqlite {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn inbox_there<'c>(
-        conn: &'c mut SqliteConnection,
-        tables: &'c Tables,
-        consumer: &'c str,
-        id: &'c str,
-    ) -> Result<bool, Error> {
-        Ok(sqlx::query_scalar(tables.sql(THERE)).bind(consumer).bind(id).fetch_one(conn).await?)
-    }
-
-    async fn inbox_mark<'c>(conn: &'c mut SqliteConnection, _: &'c Tables) -> Result<(), Error> {
-        sqlx::raw_sql("SAVEPOINT posthouse_inbox").execute(conn).await?;
-        Ok(())
-    }
 
     async fn inbox_marked<'c>(conn: &'c mut SqliteConnection, _: &'c Tables) -> Result<bool, Error> {
         match sqlx::raw_sql("RELEASE SAVEPOINT posthouse_inbox").execute(conn).await {

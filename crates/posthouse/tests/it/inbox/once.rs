@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use posthouse::inbox::{Handled, HandlerError};
 use posthouse::store::InboxStatus;
-use posthouse::{Error, Message, Tx, testing};
+use posthouse::{Error, ErrorKind, Message, Tx, testing};
 
 use super::{Fixture, at, effect, order, process, quick, until};
-use crate::support::{Postgres, TestDb, on_all_databases};
+use crate::support::{MySql, Postgres, SOON, Sqlite, TestDb, on_all_databases, wait_for};
 
 on_all_databases!(
     a_duplicate_has_no_effect,
@@ -105,21 +105,18 @@ async fn what_a_handler_publishes_goes_out_once<T: TestDb>() {
 /// What the server rolled back must not be taken for done: it would be acknowledged, and lost.
 async fn a_handler_that_goes_on_after_the_end_of_its_transaction_is_not_believed<T: TestDb>() {
     let f = Fixture::<T>::new().await;
-    for (id, redelivered) in [("m1", false), ("m2", true)] {
+    // As a server does after a deadlock, behind the driver's back; and once more with another transaction in its place.
+    let (gone, another) = ("ROLLBACK", "ROLLBACK; BEGIN");
+    for (id, redelivered, end) in [("m1", false, gone), ("m2", true, gone), ("m3", false, another), ("m4", true, another)] {
         let handled = f
             .inbox
             .process(&order(id).redelivered(redelivered), async |tx: &mut Tx<T::Db>| {
                 effect::<T>(tx, &f.effects, id).await;
-                // As a server does after a deadlock, behind the driver's back.
-                T::execute_in(tx, "ROLLBACK".into()).await;
+                T::execute_in(tx, end.into()).await;
                 Ok::<_, HandlerError>(())
             })
             .await
             .unwrap();
-        if T::NAME == "postgres" && redelivered {
-            // PostgreSQL doesn't roll back behind anybody's back, so nothing looks for it; see below for what it does.
-            continue;
-        }
         at(handled);
         let error = f.shown(id).await.row.last_error.unwrap();
         assert!(error.contains("return such errors"), "{error}");
@@ -144,6 +141,76 @@ async fn an_error_that_was_swallowed_on_postgres_is_found() {
         assert_eq!(f.shown(id).await.row.attempts, 1);
     }
     assert_eq!(f.effects().await, 0);
+}
+
+/// MariaDB rolls the whole transaction of a deadlock's victim back, and goes on without one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadlock_that_was_swallowed_on_mysql_is_found() {
+    let f = Fixture::<MySql>::new().await;
+    let locks = f.inbox.outbox().tables().name("locks");
+    MySql::execute(&f.place.pool, format!("CREATE TABLE {locks} (id INT PRIMARY KEY, n INT NOT NULL) ENGINE = InnoDB")).await;
+    let rows: Vec<_> = (0..100).map(|id| format!("({id}, 0)")).collect();
+    MySql::execute(&f.place.pool, format!("INSERT INTO {locks} VALUES {}", rows.join(", "))).await;
+    let touch = |which: &str| format!("UPDATE {locks} SET n = n + 1 WHERE {which}");
+    let waiting = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE INFO = '{}'", touch("id = 0"));
+    for (id, redelivered) in [("m1", false), ("m2", true)] {
+        let handled = f
+            .inbox
+            .process(&order(id).redelivered(redelivered), async |tx: &mut Tx<sqlx::MySql>| {
+                // The other one has changed more rows, so it is this one that is rolled back.
+                let mut other = f.place.pool.begin().await.unwrap();
+                MySql::execute_in(&mut other, touch("id > 0")).await;
+                MySql::execute_in(tx, touch("id = 0")).await;
+                let waits = touch("id = 0");
+                let other = tokio::spawn(async move {
+                    MySql::execute_in(&mut other, waits).await;
+                    other.rollback().await.unwrap();
+                });
+                wait_for("the other one to wait", SOON, async || MySql::number(&f.place.pool, waiting.clone()).await == 1).await;
+                let victim = MySql::try_execute_in(tx, touch("id = 1")).await.unwrap_err();
+                assert_eq!(posthouse::Error::from(victim).kind(), ErrorKind::Conflict);
+                other.await.unwrap();
+                Ok::<_, HandlerError>(())
+            })
+            .await;
+        at(handled.unwrap());
+        let error = f.shown(id).await.row.last_error.unwrap();
+        assert!(error.contains("return such errors"), "{error}");
+    }
+    assert_eq!(MySql::number(&f.place.pool, format!("SELECT SUM(n) FROM {locks}")).await, 0);
+}
+
+/// What is found out at the commit is the message's failure as well, and counts as an attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_is_refused_is_a_failure() {
+    refused_commit::<Postgres>().await;
+    refused_commit::<Sqlite>().await;
+}
+
+async fn refused_commit<T: TestDb>() {
+    let f = Fixture::<T>::new().await;
+    let (parent, child) = (f.inbox.outbox().tables().name("parent"), f.inbox.outbox().tables().name("child"));
+    T::execute(&f.place.pool, format!("CREATE TABLE {parent} (id INT PRIMARY KEY)")).await;
+    let references = format!("REFERENCES {parent} (id) DEFERRABLE INITIALLY DEFERRED");
+    T::execute(&f.place.pool, format!("CREATE TABLE {child} (id INT {references})")).await;
+    for (id, redelivered) in [("m1", false), ("m2", true)] {
+        let handled = f
+            .inbox
+            .process(&order(id).redelivered(redelivered), async |tx: &mut Tx<T::Db>| {
+                effect::<T>(tx, &f.effects, id).await;
+                T::execute_in(tx, format!("INSERT INTO {child} VALUES (7)")).await;
+                Ok::<_, HandlerError>(())
+            })
+            .await;
+        at(handled.unwrap());
+        let row = f.shown(id).await.row;
+        assert_eq!(row.attempts, 1);
+        assert!(row.last_error.as_ref().is_some_and(|e| e.contains("refused the commit")), "{:?}", row.last_error);
+    }
+    assert_eq!(f.effects().await, 0);
+    // The connections are as good as before.
+    T::execute(&f.place.pool, format!("INSERT INTO {parent} VALUES (7)")).await;
+    assert_eq!(f.process(&order("m3")).await, Handled::Processed);
 }
 
 async fn first_time_in_the_callers_own_transaction<T: TestDb>() {
