@@ -291,7 +291,9 @@ impl<'a, DB: Backend> Call<'a, DB> {
     /// Ends the call after its body; `said` is the text of the body's error, if it has one.
     pub async fn end<O: Outcome>(self, outcome: O, said: impl FnOnce(&O::Error) -> Option<String>) -> O::Answer {
         let answer = match (self.0, outcome.split()) {
-            (Kind::Opened(tx), Ok((value, messages))) => commit(tx, messages).await.map(|()| value).map_err(FromError::from_error),
+            (Kind::Opened(tx), Ok((value, messages))) => {
+                commit(tx, messages).await.map(|()| value).map_err(FromError::from_error)
+            }
             (Kind::Opened(tx), Err(e)) => {
                 roll_back(tx).await;
                 Err(e)

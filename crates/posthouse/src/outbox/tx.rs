@@ -59,6 +59,20 @@ impl<DB: Backend> DerefMut for Tx<DB> {
     }
 }
 
+/// For what wants a transaction of sqlx's. Its own `commit` is a plain one, which wakes nobody.
+impl<DB: Backend> TryFrom<Tx<DB>> for Transaction<'static, DB> {
+    type Error = Error;
+
+    /// # Errors
+    /// [`Error::RollbackOnly`]; then it is rolled back.
+    fn try_from(mut tx: Tx<DB>) -> Result<Self, Error> {
+        match tx.refusal() {
+            Some(refused) => Err(refused),
+            None => Ok(tx.inner.take().expect(THERE)),
+        }
+    }
+}
+
 impl<DB: Backend> Drop for Tx<DB> {
     fn drop(&mut self) {
         if !DB::STATEMENTS_CAN_BE_DROPPED
