@@ -66,17 +66,24 @@ pub(crate) fn transactional(arguments: TokenStream, item: TokenStream) -> Result
     let names = Span::mixed_site();
     let (call, inner, outcome, error) =
         (Ident::new("call", names), Ident::new("inner", names), Ident::new("outcome", names), Ident::new("error", names));
-    // In parts, so that what is wrong with a type is said where the type stands.
-    let its_outcome = quote_spanned!(returned.span()=> <#returned as #library::Outcome>);
+    // With the span of the type, so that what is wrong with it is said once, where it stands.
+    let span = returned.span();
+    let its_outcome = quote_spanned!(span=> <#returned as #library::Outcome>);
+    let refuse =
+        quote_spanned!(span=> #its_outcome::answer(::core::result::Result::Err(#library::FromError::from_error(#error))));
+    let said = quote!({
+        #[allow(unused_imports)]
+        use #library::{SaysNothing as _, SaysSo as _};
+        (&#library::Said(#error)).said()
+    });
+    let end = quote_spanned!(span=> #call.end::<#returned>(#outcome, |#error: &#its_outcome::Error| #said).await);
     function.block = parse_quote!({
-        let mut #call = match #library::Call::<'_, #database>::begin(
+        let mut #call = match #library::Call::begin(
             #outer,
             ::core::concat!(::core::module_path!(), "::", #name),
         ).await {
             ::core::result::Result::Ok(#call) => #call,
-            ::core::result::Result::Err(#error) => {
-                return #its_outcome::answer(::core::result::Result::Err(#library::FromError::from_error(#error)));
-            }
+            ::core::result::Result::Err(#error) => return #refuse,
         };
         let #inner = #call.tx();
         let #outcome = async move {
@@ -87,11 +94,7 @@ pub(crate) fn transactional(arguments: TokenStream, item: TokenStream) -> Result
             let #pat: &mut #tx_type = #inner;
             #(#statements)*
         }.await;
-        #call.end::<#returned>(#outcome, |#error: &#its_outcome::Error| {
-            #[allow(unused_imports)]
-            use #library::{SaysNothing as _, SaysSo as _};
-            (&#library::Said(#error)).said()
-        }).await
+        #end
     });
     Ok(function.into_token_stream())
 }
