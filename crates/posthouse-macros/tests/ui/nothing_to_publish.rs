@@ -14,7 +14,7 @@ async fn only_an_id<DB: Backend>(tx: &mut Tx<DB>) -> Result<u64, Error> { //~ re
 }
 
 #[posthouse::transactional]
-async fn a_pair<DB: Backend>(tx: &mut Tx<DB>) -> Result<(u64, String), Error> { //~ returns nothing to publish: `String` is no message
+async fn a_pair<DB: Backend>(tx: &mut Tx<DB>) -> Result<(u64, String), Error> { //~ returns nothing to publish: `
     let _ = tx;
     Ok((7, String::new()))
 }

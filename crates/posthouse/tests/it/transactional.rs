@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthouse::inbox::{Handled, Handler, HandlerError, Inbox};
 use posthouse::store::{Backend, InboxStatus};
 use posthouse::testing::{self, Published};
-use posthouse::{Error, ErrorKind, Event, Message, Outbox, Relay, Tx};
+use posthouse::{Error, ErrorKind, Event, Message, Outbox, Relay, Route, Tx};
 use serde::Serialize;
 
 use crate::inbox::{Fixture, order, quick};
@@ -154,7 +154,7 @@ async fn a_joined_call_that_is_cut_off_refuses_the_commit<T: TestDb>() {
     #[posthouse::transactional]
     async fn place<T: TestDb>(tx: &mut Tx<T::Db>, orders: &str) -> Result<Message, Error> {
         T::execute_in(tx, format!("INSERT INTO {orders} (id) VALUES (1)")).await;
-        std::future::pending::<()>().await;
+        stall::<T>(tx).await;
         Ok(Message::to("orders"))
     }
     let (outbox, orders) = tables::<T>().await;
@@ -426,7 +426,17 @@ async fn a_handler_that_drops_a_joined_error_has_failed<T: TestDb>() {
 #[posthouse::transactional]
 async fn hang<T: TestDb>(tx: &mut Tx<T::Db>, effects: &str) -> Result<Message, Refused> {
     T::execute_in(tx, format!("INSERT INTO {effects} (message) VALUES ('half')")).await;
-    std::future::pending().await
+    stall::<T>(tx).await;
+    Ok(Message::to("orders"))
+}
+
+/// Is in the middle of a statement for a second, where the database has one for that, and for ever else.
+async fn stall<T: TestDb>(tx: &mut Tx<T::Db>) {
+    match T::NAME {
+        "postgres" => T::execute_in(tx, "SELECT pg_sleep(1)".into()).await,
+        "mysql" => T::execute_in(tx, "SELECT sleep(1)".into()).await,
+        _ => std::future::pending().await,
+    }
 }
 
 async fn the_relay_is_woken<T: TestDb>() {
@@ -436,8 +446,13 @@ async fn the_relay_is_woken<T: TestDb>() {
     // Nothing else finds it soon.
     settings.idle_poll = Duration::from_secs(60);
     settings.near_sweep = Duration::from_secs(60);
-    settings.default_route = posthouse::Route::to("test:orders");
-    let relay = Relay::builder(&outbox).settings(settings).transport("test", Recorder(log.clone())).start().await.unwrap();
+    let relay = Relay::builder(&outbox)
+        .settings(settings)
+        .route("orders", Route::to("test:orders"))
+        .transport("test", Recorder(log.clone()))
+        .start()
+        .await
+        .unwrap();
     relay.drain_once().await;
     place::<T>(&outbox, &orders, 1, 9).await.unwrap();
     log.wait_len(1).await;
