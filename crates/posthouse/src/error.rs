@@ -20,6 +20,13 @@ pub enum Error {
          begin one first (a message that stands on its own is published with publish_alone)"
     )]
     NotInTransaction,
+    /// A call that joined the transaction (see `#[posthouse::transactional]`) failed, and was then to be committed with it all
+    /// the same. It was rolled back: nothing of it remains.
+    #[error(
+        "rolled back instead of committed: {0}; return that error to the one who commits, \
+         or call it with the outbox, so that it has a transaction of its own"
+    )]
+    RollbackOnly(String),
     /// The payload could not be turned into JSON.
     #[error("payload: can't be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -56,6 +63,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The database refused for another reason.
     Database,
+    /// A part of the transaction had failed, so all of it was rolled back; what to do about it depends on that failure.
+    RolledBack,
 }
 
 impl Error {
@@ -64,6 +73,7 @@ impl Error {
         match self {
             Error::Invalid { .. } | Error::NotInTransaction | Error::Json(_) => ErrorKind::Invalid,
             Error::Schema(_) | Error::Config(_) => ErrorKind::Config,
+            Error::RollbackOnly(_) => ErrorKind::RolledBack,
             Error::Timeout { .. } => ErrorKind::Unavailable,
             Error::Database(e) => database_kind(e),
         }

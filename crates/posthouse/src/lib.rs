@@ -52,11 +52,13 @@
 //! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
 //! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay` |
 //! | `axum` | with `inbox`: a route that receives webhooks into the inbox |
+//! | `macros` | `#[posthouse::transactional]`: functions that join a transaction or open one, and publish what they return |
 //! | `testing` | the module `testing`: what a transaction published, a scripted transport; for tests of services |
 //!
 //! # Where to go next
 //!
 //! - Publishing: [`Outbox`], [`Message`], [`Event`] for typed events, [`Tx`], [`Outbox::transaction`].
+//! - The declarative way: `#[posthouse::transactional]`, explained in the module `transactional` (feature `macros`).
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
@@ -95,7 +97,13 @@ pub use error::{Error, ErrorKind};
 #[cfg(feature = "inbox")]
 pub use inbox::Inbox;
 pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, MessageId};
-pub use outbox::{Outbox, OutboxBuilder, Tx, migrate};
+#[cfg(feature = "macros")]
+pub use outbox::transactional;
+pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
+/// Makes a function open or join a transaction and publish what it returns. See the module
+/// [`transactional`](mod@transactional).
+#[cfg(feature = "macros")]
+pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats};
 pub use settings::{

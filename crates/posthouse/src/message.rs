@@ -250,7 +250,16 @@ pub trait Event: Serialize {
     }
 }
 
-/// What `publish` takes: a [`Message`], or a reference to an [`Event`].
+/// A reference to an event is one, too.
+impl<E: Event> Event for &E {
+    const TYPE: &'static str = E::TYPE;
+    const DESTINATION: &'static str = E::DESTINATION;
+    fn key(&self) -> Option<String> {
+        E::key(self)
+    }
+}
+
+/// What `publish` takes: a [`Message`], or an [`Event`] (also by reference).
 pub trait IntoMessage {
     /// Makes the message.
     fn into_message(self) -> Message;
@@ -262,9 +271,10 @@ impl IntoMessage for Message {
     }
 }
 
-impl<E: Event> IntoMessage for &E {
+#[diagnostic::do_not_recommend]
+impl<E: Event> IntoMessage for E {
     fn into_message(self) -> Message {
-        let mut m = Message::to(E::DESTINATION).typed(E::TYPE).json(self);
+        let mut m = Message::to(E::DESTINATION).typed(E::TYPE).json(&self);
         m.key = self.key();
         m
     }

@@ -11,6 +11,7 @@ use super::handler::Verdict;
 use super::incoming::{Admitted, Stored};
 use super::{Handled, HandlerError, Inbox, Incoming};
 use crate::error::storable;
+use crate::outbox::Commit as _;
 use crate::settings::MissingId;
 use crate::store::{Backend, InboxStatus, NewRow, RowKey, RunFailed, Standing, on, timed};
 use crate::{Error, ErrorKind, Tx};
@@ -76,14 +77,14 @@ macro_rules! step {
                 let $tx = &mut begun;
                 let result: Result<_, crate::Error> = async { $body }.await;
                 let ended = match result {
-                    Ok(_) => sqlx::Transaction::from(begun).commit().await,
+                    Ok(_) => crate::outbox::Commit::end(begun).await,
                     Err(_) => {
                         // The error that counts is the one before.
                         let _ = begun.rollback().await;
                         Ok(())
                     }
                 };
-                result.and_then(|value| ended.map(|()| value).map_err(crate::Error::from))
+                result.and_then(|value| ended.map(|()| value))
             });
             match once.await {
                 Err(e) if e.kind() == crate::ErrorKind::Conflict && tries.again().await => {}
@@ -426,9 +427,11 @@ impl<DB: Backend> Inbox<DB> {
     /// Calls the handler; its error, or None when its time is over.
     async fn call<R: Run<DB>>(&self, tx: &mut Tx<DB>, run: &mut R) -> Result<(), Option<HandlerError>> {
         match tokio::time::timeout(self.settings().handler_timeout, run.run(tx)).await {
-            Ok(result) => result.map_err(Some),
-            Err(_) => Err(None),
+            Ok(result) => result.map_err(Some)?,
+            Err(_) => return Err(None),
         }
+        // A handler that dropped the error of a call that had joined its transaction has failed all the same.
+        tx.refusal().map_or(Ok(()), |refused| Err(Some(refused.into())))
     }
 
     /// Ends the transaction of a handler that failed.
@@ -439,6 +442,10 @@ impl<DB: Backend> Inbox<DB> {
             let after = self.settings().handler_timeout;
             return Ended::Failed(HandlerError::retry(format!("the handler did not finish within {after:?} (handler_timeout)")));
         };
+        if tx.cut_off() {
+            drop(tx);
+            return Ended::Failed(error);
+        }
         match self.roll_back(tx).await {
             Err(e) if e.kind() == ErrorKind::Unavailable => Ended::Lost(e),
             _ if error.conflict => Ended::InTheWay(InTheWay::OfHandler(error)),
@@ -463,8 +470,7 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     async fn commit(&self, tx: Tx<DB>, published: u64) -> Result<Ended, Error> {
-        let commit = async { Ok(sqlx::Transaction::from(tx).commit().await?) };
-        let result = timed(self.deadline(), "commit", commit).await;
+        let result = timed(self.deadline(), "commit", tx.end()).await;
         if self.outbox.published() != published {
             self.outbox.committed();
         }

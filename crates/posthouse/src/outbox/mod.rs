@@ -1,5 +1,7 @@
 //! Publishing: a message is written in the caller's own transaction, and sent after its commit.
 
+#[cfg(feature = "macros")]
+pub mod transactional;
 mod tx;
 
 use std::fmt;
@@ -14,7 +16,7 @@ use crate::message::{Checked, IntoMessage, Limits, MessageId};
 use crate::store::{Backend, DEFAULT_HOUSES, InsertStatement, MAX_HOUSES, Tables};
 use crate::{Error, Headers};
 
-pub use tx::Tx;
+pub use tx::{Commit, Tx};
 
 /// Publishes messages into one set of tables. Cheap to clone.
 ///
@@ -333,10 +335,13 @@ impl<DB: Backend> Outbox<DB> {
     /// Commits, then wakes the relay of this process at once and those of other processes where the database can tell them.
     ///
     /// If COMMIT itself fails, its outcome is unknown: a message that did commit is found by the relay.
-    pub async fn commit(&self, tx: impl Into<sqlx::Transaction<'_, DB>>) -> Result<(), Error> {
-        let result = tx.into().commit().await;
+    ///
+    /// # Errors
+    /// [`Error::Database`]; [`Error::RollbackOnly`] for a [`Tx`] in which a joined call failed.
+    pub async fn commit(&self, tx: impl Commit<DB>) -> Result<(), Error> {
+        let result = tx.end().await;
         self.committed();
-        Ok(result?)
+        result
     }
 
     /// Says that a transaction with messages was committed in another way.

@@ -19,10 +19,22 @@ use crate::store::Backend;
 /// where the driver may lose step when a statement is dropped, the connection then goes back to the pool only after a check,
 /// and is closed when it fails. That covers a `Tx` that is dropped together with its statement; a statement that is dropped
 /// alone (`select!`, a timeout around one query) while the transaction goes on is not covered: roll back after it.
+///
+/// A function under `#[posthouse::transactional]` (feature `macros`) that joins a `Tx` and fails makes it *rollback-only*:
+/// whoever commits it then gets [`Error::RollbackOnly`], and it rolls back, also where the function's error was dropped.
 pub struct Tx<DB: Backend> {
     /// None only once it is over.
     inner: Option<Transaction<'static, DB>>,
     outbox: Outbox<DB>,
+    rollback_only: Option<RollbackOnly>,
+}
+
+/// Why a transaction can't be committed any more.
+#[derive(Debug)]
+struct RollbackOnly {
+    why: String,
+    /// A statement may still be on its way.
+    cut_off: bool,
 }
 
 impl<DB: Backend> std::fmt::Debug for Tx<DB> {
@@ -47,9 +59,17 @@ impl<DB: Backend> DerefMut for Tx<DB> {
     }
 }
 
-impl<DB: Backend> From<Tx<DB>> for Transaction<'static, DB> {
-    fn from(mut tx: Tx<DB>) -> Self {
-        tx.inner.take().expect(THERE)
+/// For what wants a transaction of sqlx's. Its own `commit` is a plain one, which wakes nobody.
+impl<DB: Backend> TryFrom<Tx<DB>> for Transaction<'static, DB> {
+    type Error = Error;
+
+    /// # Errors
+    /// [`Error::RollbackOnly`]; then it is rolled back.
+    fn try_from(mut tx: Tx<DB>) -> Result<Self, Error> {
+        match tx.refusal() {
+            Some(refused) => Err(refused),
+            None => Ok(tx.inner.take().expect(THERE)),
+        }
     }
 }
 
@@ -125,6 +145,39 @@ impl<DB: Backend> Drop for Beginning<DB> {
     }
 }
 
+/// What [`Outbox::commit`] takes: a [`Tx`], or a transaction that sqlx began.
+#[diagnostic::on_unimplemented(message = "`{Self}` is no transaction that an outbox can commit")]
+pub trait Commit<DB: Backend>: sealed::Sealed {
+    /// Commits, and wakes nobody.
+    #[doc(hidden)]
+    fn end(self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<DB: crate::store::Backend> Sealed for super::Tx<DB> {}
+    impl<DB: crate::store::Backend> Sealed for super::Transaction<'_, DB> {}
+}
+
+impl<DB: Backend> Commit<DB> for Transaction<'_, DB> {
+    async fn end(self) -> Result<(), Error> {
+        Ok(self.commit().await?)
+    }
+}
+
+/// The one way in which a `Tx` is committed.
+impl<DB: Backend> Commit<DB> for Tx<DB> {
+    async fn end(mut self) -> Result<(), Error> {
+        if let Some(refused) = self.refusal() {
+            if let Err(e) = self.rollback().await {
+                tracing::debug!(error = %e, "rollback failed");
+            }
+            return Err(refused);
+        }
+        Ok(self.inner.take().expect(THERE).commit().await?)
+    }
+}
+
 impl<DB: Backend> Tx<DB> {
     /// Commits, then wakes the relay. See [`Outbox::commit`].
     pub async fn commit(self) -> Result<(), Error> {
@@ -132,8 +185,37 @@ impl<DB: Backend> Tx<DB> {
     }
 
     /// Rolls back; nothing is sent.
-    pub async fn rollback(self) -> Result<(), Error> {
-        Ok(Transaction::from(self).rollback().await?)
+    pub async fn rollback(mut self) -> Result<(), Error> {
+        if self.cut_off() {
+            // What a dropped `Tx` goes through makes sure of the connection.
+            return Ok(());
+        }
+        Ok(self.inner.take().expect(THERE).rollback().await?)
+    }
+
+    /// What a commit would answer, where it would be refused without asking the database.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        self.rollback_only.as_ref().map(|r| Error::RollbackOnly(r.why.clone()))
+    }
+
+    /// Whether a joined call was dropped, maybe in the middle of a statement.
+    pub(crate) fn cut_off(&self) -> bool {
+        self.rollback_only.as_ref().is_some_and(|r| r.cut_off)
+    }
+
+    /// From now on it can only be rolled back. The first reason is the one that is told.
+    #[cfg(feature = "macros")]
+    pub(crate) fn refuse(&mut self, why: String, cut_off: bool) {
+        match &mut self.rollback_only {
+            Some(first) => first.cut_off |= cut_off,
+            none => *none = Some(RollbackOnly { why, cut_off }),
+        }
+    }
+
+    /// The outbox that began it.
+    #[cfg(feature = "macros")]
+    pub(crate) fn outbox(&self) -> &Outbox<DB> {
+        &self.outbox
     }
 
     /// Publishes in this transaction. See [`Outbox::publish`].
@@ -156,7 +238,7 @@ impl<DB: Backend> Outbox<DB> {
     pub(crate) async fn begin_by(&self, statement: &'static str) -> Result<Tx<DB>, Error> {
         let pool = self.inner.pool.clone();
         let begin = Beginning(Some(Box::pin(async move { pool.begin_with(statement).await })));
-        Ok(Tx { inner: Some(begin.await?), outbox: self.clone() })
+        Ok(Tx { inner: Some(begin.await?), outbox: self.clone(), rollback_only: None })
     }
 
     /// Runs `f` in a transaction: commits when it returns Ok, rolls back when it returns Err or is dropped.

@@ -48,6 +48,16 @@ mod tls;
     feature = "postgres",
     feature = "mysql",
     feature = "sqlite",
+    feature = "relay",
+    feature = "inbox",
+    feature = "macros",
+    feature = "testing"
+))]
+mod transactional;
+#[cfg(all(
+    feature = "postgres",
+    feature = "mysql",
+    feature = "sqlite",
     feature = "http",
     feature = "rabbitmq",
     feature = "kafka",

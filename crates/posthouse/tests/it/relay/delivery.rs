@@ -108,7 +108,7 @@ async fn late_commit_below_the_mark_is_delivered<T: TestDb>() {
     late.commit().await.unwrap();
     log.wait_len(51).await;
     // Now without a wake-up, and so long after that only the full sweep of a short period reaches back.
-    let tx: sqlx::Transaction<'static, T::Db> = later.into();
+    let tx: sqlx::Transaction<'static, T::Db> = later.try_into().unwrap();
     tx.commit().await.unwrap();
     log.wait_len(52).await;
     assert_eq!(log.distinct(), 52);

@@ -152,7 +152,7 @@ async fn many_writers_many_keys_stay_in_order<T: TestDb>() {
                 if i % 2 == 0 {
                     tx.commit().await.unwrap();
                 } else {
-                    let tx: sqlx::Transaction<'static, T::Db> = tx.into();
+                    let tx: sqlx::Transaction<'static, T::Db> = tx.try_into().unwrap();
                     tx.commit().await.unwrap();
                 }
             }
