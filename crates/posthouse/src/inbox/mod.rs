@@ -77,7 +77,7 @@ use sqlx::Pool;
 use crate::message::MAX_NAME;
 use crate::settings::InboxSettings;
 use crate::store::{Backend, InboxStatus, InboxStore, Tables};
-use crate::{Error, Outbox, Tx};
+use crate::{Error, Headers, Outbox, Tx};
 
 pub use handler::{Handler, HandlerError, HandlerFn};
 pub use incoming::{Incoming, Source};
@@ -108,13 +108,16 @@ pub struct Inbox<DB: Backend> {
     handlers: Arc<Handlers<DB>>,
 }
 
-#[derive(Debug)]
 struct Shared {
     consumer: String,
     settings: InboxSettings,
+    trace: Option<Trace>,
     /// Stands in rows that this process is running.
     owner: String,
 }
+
+/// Makes the span of a handler's run out of a message's headers.
+type Trace = Arc<dyn Fn(&Headers) -> tracing::Span + Send + Sync>;
 
 impl<DB: Backend> Clone for Inbox<DB> {
     fn clone(&self) -> Self {
@@ -210,7 +213,35 @@ impl<DB: Backend> Inbox<DB> {
             return Err(Error::Config(lines.join("; ")));
         }
         let owner = format!("{}-{:06x}", std::process::id(), fastrand::u32(..) & 0xff_ffff);
-        Ok(Self { outbox: outbox.clone(), shared: Arc::new(Shared { consumer, settings, owner }), handlers: Arc::default() })
+        Ok(Self {
+            outbox: outbox.clone(),
+            shared: Arc::new(Shared { consumer, settings, trace: None, owner }),
+            handlers: Arc::default(),
+        })
+    }
+
+    /// Makes the span that a handler runs in, out of the message's headers: where a service joins its own tracing to the trace
+    /// of whoever sent the message. By default it is a span `posthouse.handle` with consumer, message id and type.
+    ///
+    /// With the crates `opentelemetry` and `tracing-opentelemetry`:
+    ///
+    /// ```ignore
+    /// let inbox = inbox.trace_context(|headers| {
+    ///     let parent = opentelemetry::global::get_text_map_propagator(|p| p.extract(&Carrier(headers)));
+    ///     let span = tracing::info_span!("deduct");
+    ///     let _ = span.set_parent(parent);
+    ///     span
+    /// });
+    /// ```
+    ///
+    /// What a handler publishes through its [`Tx`] carries the trace context of the message that it handles, unless the
+    /// outbox's own [`trace_context`](crate::OutboxBuilder::trace_context) puts the current one there.
+    #[must_use]
+    pub fn trace_context(mut self, make: impl Fn(&Headers) -> tracing::Span + Send + Sync + 'static) -> Self {
+        let Shared { consumer, settings, owner, .. } = &*self.shared;
+        let (consumer, settings, owner) = (consumer.clone(), settings.clone(), owner.clone());
+        self.shared = Arc::new(Shared { consumer, settings, trace: Some(Arc::new(make)), owner });
+        self
     }
 
     /// Registers the handler of a type; one that was registered before is replaced.
@@ -299,7 +330,7 @@ impl<DB: Backend> Inbox<DB> {
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<(), E> + Clone,
         E: Into<HandlerError>,
     {
-        self.run(incoming, &mut process::Inline(handler)).await
+        self.run(incoming, &mut process::Inline(incoming, handler)).await
     }
 
     /// Handles a message with the handler registered for its type. Without one, and when the payload can't be decoded, it is

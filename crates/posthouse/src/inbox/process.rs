@@ -7,6 +7,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use tracing::{Instrument as _, Span};
+
 use super::handler::Verdict;
 use super::incoming::{Admitted, Stored};
 use super::{Handled, HandlerError, Inbox, Incoming};
@@ -30,21 +32,27 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// What is run: the caller's closure, or a registered handler.
 pub(super) trait Run<DB: Backend> {
+    /// The message.
+    fn incoming(&self) -> &Incoming;
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError>;
 }
 
 /// The caller's closure, cloned for each call: one that is called by reference (`AsyncFnMut`) makes futures that borrow from it,
 /// and the compiler can't see that such a one may be sent to another thread.
-pub(super) struct Inline<F>(pub(super) F);
+pub(super) struct Inline<'a, F>(pub(super) &'a Incoming, pub(super) F);
 
-impl<DB, E, F> Run<DB> for Inline<F>
+impl<DB, E, F> Run<DB> for Inline<'_, F>
 where
     DB: Backend,
     E: Into<HandlerError>,
     F: AsyncFnOnce(&mut Tx<DB>) -> Result<(), E> + Clone,
 {
+    fn incoming(&self) -> &Incoming {
+        self.0
+    }
+
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError> {
-        self.0.clone()(tx).await.map_err(Into::into)
+        self.1.clone()(tx).await.map_err(Into::into)
     }
 }
 
@@ -420,10 +428,25 @@ impl<DB: Backend> Inbox<DB> {
 
     /// Calls the handler; its error, or None when its time is over.
     async fn call<R: Run<DB>>(&self, tx: &mut Tx<DB>, run: &mut R) -> Result<(), Option<HandlerError>> {
-        match tokio::time::timeout(self.settings().handler_timeout, run.run(tx)).await {
+        let span = self.span(run.incoming());
+        tx.continue_trace(&run.incoming().headers);
+        match tokio::time::timeout(self.settings().handler_timeout, run.run(tx).instrument(span)).await {
             Ok(result) => result.map_err(Some),
             Err(_) => Err(None),
         }
+    }
+
+    /// The span that the handler runs in.
+    fn span(&self, incoming: &Incoming) -> Span {
+        if let Some(make) = &self.shared.trace {
+            return make(&incoming.headers);
+        }
+        tracing::info_span!(
+            "posthouse.handle",
+            consumer = self.consumer(),
+            message_id = incoming.message_id.as_deref().unwrap_or_default(),
+            "type" = incoming.kind
+        )
     }
 
     /// Ends the transaction of a handler that failed.

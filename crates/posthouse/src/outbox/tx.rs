@@ -23,6 +23,8 @@ pub struct Tx<DB: Backend> {
     /// None only once it is over.
     inner: Option<Transaction<'static, DB>>,
     outbox: Outbox<DB>,
+    /// Trace headers of the message that is handled in it, for what is published.
+    trace: Vec<(&'static str, String)>,
 }
 
 impl<DB: Backend> std::fmt::Debug for Tx<DB> {
@@ -139,7 +141,20 @@ impl<DB: Backend> Tx<DB> {
     /// Publishes in this transaction. See [`Outbox::publish`].
     pub async fn publish(&mut self, message: impl crate::IntoMessage) -> Result<crate::MessageId, Error> {
         let outbox = self.outbox.clone();
+        let mut message = message.into_message();
+        if message.headers.get("traceparent").is_none() {
+            for (name, value) in &self.trace {
+                message.headers.insert(*name, value);
+            }
+        }
         outbox.publish(self, message).await
+    }
+
+    /// What is published from here on belongs to the trace that these headers tell of.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn continue_trace(&mut self, headers: &crate::Headers) {
+        let header = |name: &'static str| headers.get(name).map(|value| (name, value.to_owned()));
+        self.trace = ["traceparent", "tracestate"].into_iter().filter_map(header).collect();
     }
 }
 
@@ -151,7 +166,7 @@ impl<DB: Backend> Outbox<DB> {
     pub async fn begin(&self) -> Result<Tx<DB>, Error> {
         let pool = self.inner.pool.clone();
         let begin = Beginning(Some(Box::pin(async move { pool.begin_with(DB::BEGIN).await })));
-        Ok(Tx { inner: Some(begin.await?), outbox: self.clone() })
+        Ok(Tx { inner: Some(begin.await?), outbox: self.clone(), trace: Vec::new() })
     }
 
     /// Runs `f` in a transaction: commits when it returns Ok, rolls back when it returns Err or is dropped.
