@@ -13,6 +13,9 @@ use crate::message::MAX_NAME;
 use crate::store::{Copied, InboxDetail};
 use crate::{Headers, MessageId};
 
+/// The header of copies that were sent to the consumer's own queue.
+pub(super) const RETRY: &str = "posthouse-retry";
+
 /// Where a message came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "from", rename_all = "lowercase")]
@@ -170,6 +173,11 @@ impl Incoming {
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, HandlerError> {
         serde_json::from_slice(&self.payload)
             .map_err(|e| HandlerError::reject(format!("the payload is not what the handler takes: {e}")))
+    }
+
+    /// Which version of its row it is a copy of, if it was sent to the consumer's own queue to be run again.
+    pub(super) fn retry_of(&self) -> Option<i32> {
+        self.headers.get(RETRY)?.parse().ok()
     }
 
     /// Its id, if it has one that can be stored.

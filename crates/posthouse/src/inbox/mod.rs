@@ -58,12 +58,15 @@
 //! | `process.rs` | one message, once |
 //! | `handler.rs` | registered handlers, and what they say when they fail |
 //! | `worker.rs` | runs again what failed |
+//! | `republish.rs` | sends what is due to the consumer's own queue instead |
 //! | `admin.rs` | what people look at and change |
 
 mod admin;
 mod handler;
 mod incoming;
 mod process;
+#[cfg(feature = "relay")]
+mod republish;
 mod worker;
 
 use std::fmt;
@@ -82,6 +85,9 @@ use crate::{Error, Headers, Outbox, Tx};
 pub use handler::{Handler, HandlerError, HandlerFn};
 pub use incoming::{Incoming, Source};
 pub use worker::InboxWorker;
+
+#[cfg(feature = "relay")]
+use republish::Republish;
 
 use handler::{ByFn, ByType, Handlers};
 
@@ -106,12 +112,15 @@ pub struct Inbox<DB: Backend> {
     outbox: Outbox<DB>,
     shared: Arc<Shared>,
     handlers: Arc<Handlers<DB>>,
+    trace: Option<Trace>,
+    #[cfg(feature = "relay")]
+    republish: Option<Arc<Republish>>,
 }
 
+#[derive(Debug)]
 struct Shared {
     consumer: String,
     settings: InboxSettings,
-    trace: Option<Trace>,
     /// Stands in rows that this process is running.
     owner: String,
 }
@@ -121,7 +130,14 @@ type Trace = Arc<dyn Fn(&Headers) -> tracing::Span + Send + Sync>;
 
 impl<DB: Backend> Clone for Inbox<DB> {
     fn clone(&self) -> Self {
-        Self { outbox: self.outbox.clone(), shared: self.shared.clone(), handlers: self.handlers.clone() }
+        Self {
+            outbox: self.outbox.clone(),
+            shared: self.shared.clone(),
+            handlers: self.handlers.clone(),
+            trace: self.trace.clone(),
+            #[cfg(feature = "relay")]
+            republish: self.republish.clone(),
+        }
     }
 }
 
@@ -215,8 +231,11 @@ impl<DB: Backend> Inbox<DB> {
         let owner = format!("{}-{:06x}", std::process::id(), fastrand::u32(..) & 0xff_ffff);
         Ok(Self {
             outbox: outbox.clone(),
-            shared: Arc::new(Shared { consumer, settings, trace: None, owner }),
+            shared: Arc::new(Shared { consumer, settings, owner }),
             handlers: Arc::default(),
+            trace: None,
+            #[cfg(feature = "relay")]
+            republish: None,
         })
     }
 
@@ -238,9 +257,7 @@ impl<DB: Backend> Inbox<DB> {
     /// outbox's own [`trace_context`](crate::OutboxBuilder::trace_context) puts the current one there.
     #[must_use]
     pub fn trace_context(mut self, make: impl Fn(&Headers) -> tracing::Span + Send + Sync + 'static) -> Self {
-        let Shared { consumer, settings, owner, .. } = &*self.shared;
-        let (consumer, settings, owner) = (consumer.clone(), settings.clone(), owner.clone());
-        self.shared = Arc::new(Shared { consumer, settings, trace: Some(Arc::new(make)), owner });
+        self.trace = Some(Arc::new(make));
         self
     }
 

@@ -18,7 +18,7 @@ use crate::store::{Backend, InboxStatus, NewRow, RowKey, RunFailed, Standing, on
 use crate::{Error, ErrorKind, Tx};
 
 /// Error text kept per message, in bytes; as much as the outbox keeps per attempt.
-const ERROR_TEXT: usize = 2_000;
+pub(super) const ERROR_TEXT: usize = 2_000;
 
 /// The longest wait a handler may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
@@ -159,7 +159,8 @@ impl<DB: Backend> Inbox<DB> {
             };
             // Gone again: removed between two statements.
             let Some(known) = known else { continue };
-            if !known.due {
+            // A copy that came back from the consumer's own queue was sent when it was due.
+            if !known.due && incoming.retry_of() != Some(known.version) {
                 return Ok(answer(known));
             }
             match self.claim_known(arrival.id, known).await? {
@@ -438,7 +439,7 @@ impl<DB: Backend> Inbox<DB> {
 
     /// The span that the handler runs in.
     fn span(&self, incoming: &Incoming) -> Span {
-        if let Some(make) = &self.shared.trace {
+        if let Some(make) = &self.trace {
             return make(&incoming.headers);
         }
         tracing::info_span!(

@@ -49,6 +49,10 @@ pub struct InboxSettings {
     /// often. 20 s by default.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
+    /// Of an inbox that [republishes](crate::Inbox::republish): how long a copy may wait in the consumer's queue before
+    /// another one is sent. Longer than the queue ever is. 1 hour by default; 1 s to 30 days.
+    #[serde(with = "humantime_serde")]
+    pub republish_wait: Duration,
 }
 
 impl Default for InboxSettings {
@@ -63,6 +67,7 @@ impl Default for InboxSettings {
             batch: 32,
             concurrency: 4,
             lease: Duration::from_secs(20),
+            republish_wait: Duration::from_secs(3_600),
         }
     }
 }
@@ -85,6 +90,9 @@ impl InboxSettings {
             if value < Duration::from_millis(least) || value > Duration::from_secs(86_400) {
                 out.push((name.into(), format!("{value:?}, must be {least} ms to 1 day")));
             }
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(30 * 86_400)).contains(&self.republish_wait) {
+            out.push(("republish_wait".into(), format!("{:?}, must be 1 s to 30 days", self.republish_wait)));
         }
         out
     }
