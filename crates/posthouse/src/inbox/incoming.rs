@@ -263,7 +263,7 @@ fn fits(text: &str) -> bool {
     text.len() <= MAX_NAME && !text.contains('\0')
 }
 
-fn hex(prefix: &str, bytes: &[u8]) -> String {
+pub(crate) fn hex(prefix: &str, bytes: &[u8]) -> String {
     bytes.iter().fold(prefix.to_owned(), |out, byte| out + &format!("{byte:02x}"))
 }
 

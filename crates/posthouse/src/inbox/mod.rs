@@ -83,6 +83,8 @@ use crate::store::{Backend, InboxStatus, InboxStore, Tables};
 use crate::{Error, Headers, Outbox, Tx};
 
 pub use handler::{Handler, HandlerError, HandlerFn};
+#[cfg(feature = "rabbitmq")]
+pub(crate) use incoming::hex;
 pub use incoming::{Incoming, Source};
 pub use worker::InboxWorker;
 
