@@ -41,6 +41,12 @@ pub(crate) enum Answer {
 pub(crate) trait Answerable: Send + 'static {
     /// Tells the broker.
     fn answer(self: Box<Self>, answer: Answer) -> BoxFuture<'static, ()>;
+
+    /// While the inbox can neither handle it nor write it down, it is kept and tried again here, instead of being given back:
+    /// where giving back would cost its place before later messages, or one of few deliveries.
+    fn stays(&self) -> bool {
+        false
+    }
 }
 
 /// An inbox of any database.
@@ -243,7 +249,13 @@ impl Intake {
                         () = tokio::time::sleep(pause) => pause = (pause * 2).min(ASK_CAP),
                     }
                 }
-                other => break self.judge(other),
+                other => match self.judge(other) {
+                    Answer::Later(later) if job.delivery.stays() => tokio::select! {
+                        _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
+                        () = tokio::time::sleep(later) => {}
+                    },
+                    answer => break answer,
+                },
             }
         };
         let settled = !matches!(answer, Answer::Later(_));
@@ -273,7 +285,7 @@ impl Intake {
                 let errors = shared.errors.fetch_add(1, Relaxed).min(16) as u32;
                 let longest = LATER_FIRST.saturating_mul(2u32.saturating_pow(errors)).min(LATER_CAP);
                 let later = longest.mul_f64(0.5 + fastrand::f64() / 2.0);
-                tracing::warn!(consumer = shared.sink.consumer(), error = %e, again_in = ?later, "a message could not be handled and goes back");
+                tracing::warn!(consumer = shared.sink.consumer(), error = %e, again_in = ?later, "a message could not be handled and is tried again");
                 shared.counts.given_back.fetch_add(1, Relaxed);
                 Answer::Later(later)
             }

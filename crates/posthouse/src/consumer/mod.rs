@@ -12,9 +12,14 @@
 //! | `intake.rs` | runs what was taken: how much at once, what waits for what, when to answer |
 //! | `decode.rs` | what stands where in a received message |
 //! | `running.rs` | the handle of a running consumer |
+//! | `rabbitmq/` | RabbitMQ queues |
 
 mod decode;
 mod intake;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 mod running;
 
+#[cfg(feature = "rabbitmq")]
+pub use rabbitmq::RabbitMqConsumer;
 pub use running::{Consumer, ConsumerStatus};

@@ -212,6 +212,10 @@ pub(super) struct ByType<'a, DB: Backend> {
 }
 
 impl<DB: Backend> Run<DB> for ByType<'_, DB> {
+    fn incoming(&self) -> &Incoming {
+        self.incoming
+    }
+
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError> {
         let kind = &self.incoming.kind;
         let Some(handler) = self.handlers.by_type.get(kind) else {

@@ -13,6 +13,9 @@ use crate::message::MAX_NAME;
 use crate::store::{Copied, InboxDetail};
 use crate::{Headers, MessageId};
 
+/// The header of copies that were sent to the consumer's own queue.
+pub(super) const RETRY: &str = "posthouse-retry";
+
 /// Where a message came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "from", rename_all = "lowercase")]
@@ -172,6 +175,11 @@ impl Incoming {
             .map_err(|e| HandlerError::reject(format!("the payload is not what the handler takes: {e}")))
     }
 
+    /// Which version of its row it is a copy of, if it was sent to the consumer's own queue to be run again.
+    pub(super) fn retry_of(&self) -> Option<i32> {
+        self.headers.get(RETRY)?.parse().ok()
+    }
+
     /// Its id, if it has one that can be stored.
     pub(super) fn usable_id(&self) -> Option<&str> {
         self.message_id.as_deref().filter(|id| !id.is_empty() && fits(id))
@@ -255,7 +263,7 @@ fn fits(text: &str) -> bool {
     text.len() <= MAX_NAME && !text.contains('\0')
 }
 
-fn hex(prefix: &str, bytes: &[u8]) -> String {
+pub(crate) fn hex(prefix: &str, bytes: &[u8]) -> String {
     bytes.iter().fold(prefix.to_owned(), |out, byte| out + &format!("{byte:02x}"))
 }
 

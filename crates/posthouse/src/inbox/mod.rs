@@ -60,6 +60,7 @@
 //! | `worker.rs` | runs again what failed |
 //! | `alarm.rs` | when this process's own retries are due |
 //! | `retention.rs` | removes rows of old successes |
+//! | `republish.rs` | sends what is due to the consumer's own queue instead |
 //! | `admin.rs` | what people look at and change |
 
 mod admin;
@@ -67,6 +68,8 @@ mod alarm;
 mod handler;
 mod incoming;
 mod process;
+#[cfg(feature = "relay")]
+mod republish;
 mod retention;
 mod worker;
 
@@ -81,12 +84,17 @@ use sqlx::Pool;
 use crate::message::MAX_NAME;
 use crate::settings::InboxSettings;
 use crate::store::{Backend, InboxStatus, InboxStore, Tables};
-use crate::{Error, Outbox, Tx};
+use crate::{Error, Headers, Outbox, Tx};
 
 pub use handler::{Handler, HandlerError, HandlerFn};
+#[cfg(feature = "rabbitmq")]
+pub(crate) use incoming::hex;
 pub use incoming::{Incoming, Source};
 pub use retention::PurgeHold;
 pub use worker::{InboxWorker, SharedWorker};
+
+#[cfg(feature = "relay")]
+use republish::Republish;
 
 use handler::{ByFn, ByType, Handlers};
 
@@ -111,6 +119,9 @@ pub struct Inbox<DB: Backend> {
     outbox: Outbox<DB>,
     shared: Arc<Shared>,
     handlers: Arc<Handlers<DB>>,
+    trace: Option<Trace>,
+    #[cfg(feature = "relay")]
+    republish: Option<Arc<Republish>>,
 }
 
 #[derive(Debug)]
@@ -125,9 +136,19 @@ struct Shared {
     replay: retention::Replay,
 }
 
+/// Makes the span of a handler's run out of a message's headers.
+type Trace = Arc<dyn Fn(&Headers) -> tracing::Span + Send + Sync>;
+
 impl<DB: Backend> Clone for Inbox<DB> {
     fn clone(&self) -> Self {
-        Self { outbox: self.outbox.clone(), shared: self.shared.clone(), handlers: self.handlers.clone() }
+        Self {
+            outbox: self.outbox.clone(),
+            shared: self.shared.clone(),
+            handlers: self.handlers.clone(),
+            trace: self.trace.clone(),
+            #[cfg(feature = "relay")]
+            republish: self.republish.clone(),
+        }
     }
 }
 
@@ -220,7 +241,36 @@ impl<DB: Backend> Inbox<DB> {
         }
         let owner = format!("{}-{:06x}", std::process::id(), fastrand::u32(..) & 0xff_ffff);
         let shared = Shared { consumer, settings, owner, alarm: alarm::Alarm::default(), replay: retention::Replay::default() };
-        Ok(Self { outbox: outbox.clone(), shared: Arc::new(shared), handlers: Arc::default() })
+        Ok(Self {
+            outbox: outbox.clone(),
+            shared: Arc::new(shared),
+            handlers: Arc::default(),
+            trace: None,
+            #[cfg(feature = "relay")]
+            republish: None,
+        })
+    }
+
+    /// Makes the span that a handler runs in, out of the message's headers: where a service joins its own tracing to the trace
+    /// of whoever sent the message. By default it is a span `posthouse.handle` with consumer, message id and type.
+    ///
+    /// With the crates `opentelemetry` and `tracing-opentelemetry`:
+    ///
+    /// ```ignore
+    /// let inbox = inbox.trace_context(|headers| {
+    ///     let parent = opentelemetry::global::get_text_map_propagator(|p| p.extract(&Carrier(headers)));
+    ///     let span = tracing::info_span!("deduct");
+    ///     let _ = span.set_parent(parent);
+    ///     span
+    /// });
+    /// ```
+    ///
+    /// What a handler publishes through its [`Tx`] carries the trace context of the message that it handles, unless the
+    /// outbox's own [`trace_context`](crate::OutboxBuilder::trace_context) puts the current one there.
+    #[must_use]
+    pub fn trace_context(mut self, make: impl Fn(&Headers) -> tracing::Span + Send + Sync + 'static) -> Self {
+        self.trace = Some(Arc::new(make));
+        self
     }
 
     /// Registers the handler of a type; one that was registered before is replaced.
@@ -309,7 +359,7 @@ impl<DB: Backend> Inbox<DB> {
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<(), E> + Clone,
         E: Into<HandlerError>,
     {
-        self.run(incoming, &mut process::Inline(handler)).await
+        self.run(incoming, &mut process::Inline(incoming, handler)).await
     }
 
     /// Handles a message with the handler registered for its type. Without one, and when the payload can't be decoded, it is

@@ -7,6 +7,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use tracing::{Instrument as _, Span};
+
 use super::handler::Verdict;
 use super::incoming::{Admitted, Stored};
 use super::{Handled, HandlerError, Inbox, Incoming};
@@ -17,7 +19,7 @@ use crate::store::{Backend, InboxStatus, NewRow, RowKey, RunFailed, Standing, on
 use crate::{Error, ErrorKind, Tx};
 
 /// Error text kept per message, in bytes; as much as the outbox keeps per attempt.
-const ERROR_TEXT: usize = 2_000;
+pub(super) const ERROR_TEXT: usize = 2_000;
 
 /// The longest wait a handler may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 86_400);
@@ -31,21 +33,27 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// What is run: the caller's closure, or a registered handler.
 pub(super) trait Run<DB: Backend> {
+    /// The message.
+    fn incoming(&self) -> &Incoming;
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError>;
 }
 
 /// The caller's closure, cloned for each call: one that is called by reference (`AsyncFnMut`) makes futures that borrow from it,
 /// and the compiler can't see that such a one may be sent to another thread.
-pub(super) struct Inline<F>(pub(super) F);
+pub(super) struct Inline<'a, F>(pub(super) &'a Incoming, pub(super) F);
 
-impl<DB, E, F> Run<DB> for Inline<F>
+impl<DB, E, F> Run<DB> for Inline<'_, F>
 where
     DB: Backend,
     E: Into<HandlerError>,
     F: AsyncFnOnce(&mut Tx<DB>) -> Result<(), E> + Clone,
 {
+    fn incoming(&self) -> &Incoming {
+        self.0
+    }
+
     async fn run(&mut self, tx: &mut Tx<DB>) -> Result<(), HandlerError> {
-        self.0.clone()(tx).await.map_err(Into::into)
+        self.1.clone()(tx).await.map_err(Into::into)
     }
 }
 
@@ -152,7 +160,8 @@ impl<DB: Backend> Inbox<DB> {
             };
             // Gone again: removed between two statements.
             let Some(known) = known else { continue };
-            if !known.due {
+            // A copy that came back from the consumer's own queue was sent when it was due.
+            if !known.due && incoming.retry_of() != Some(known.version) {
                 return Ok(answer(known));
             }
             match self.claim_known(arrival.id, known).await? {
@@ -426,12 +435,27 @@ impl<DB: Backend> Inbox<DB> {
 
     /// Calls the handler; its error, or None when its time is over.
     async fn call<R: Run<DB>>(&self, tx: &mut Tx<DB>, run: &mut R) -> Result<(), Option<HandlerError>> {
-        match tokio::time::timeout(self.settings().handler_timeout, run.run(tx)).await {
+        let span = self.span(run.incoming());
+        tx.continue_trace(&run.incoming().headers);
+        match tokio::time::timeout(self.settings().handler_timeout, run.run(tx).instrument(span)).await {
             Ok(result) => result.map_err(Some)?,
             Err(_) => return Err(None),
         }
         // A handler that dropped the error of a call that had joined its transaction has failed all the same.
         tx.refusal().map_or(Ok(()), |refused| Err(Some(refused.into())))
+    }
+
+    /// The span that the handler runs in.
+    fn span(&self, incoming: &Incoming) -> Span {
+        if let Some(make) = &self.trace {
+            return make(&incoming.headers);
+        }
+        tracing::info_span!(
+            "posthouse.handle",
+            consumer = self.consumer(),
+            message_id = incoming.message_id.as_deref().unwrap_or_default(),
+            "type" = incoming.kind
+        )
     }
 
     /// Ends the transaction of a handler that failed.

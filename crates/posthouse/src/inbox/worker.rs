@@ -273,6 +273,10 @@ impl<DB: Backend> Worker<DB> {
             inbox.give_up(&row.id, last).await?;
             return Ok(());
         }
+        #[cfg(feature = "relay")]
+        if let Some(republish) = &inbox.republish {
+            return republish.send(inbox, &row.id, last).await;
+        }
         let Some(claim) = inbox.claim(&row.id, last, &self.owner, inbox.settings().lease).await? else {
             // Taken over or changed by an operator.
             return Ok(());

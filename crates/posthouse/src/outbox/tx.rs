@@ -27,6 +27,8 @@ pub struct Tx<DB: Backend> {
     inner: Option<Transaction<'static, DB>>,
     outbox: Outbox<DB>,
     rollback_only: Option<RollbackOnly>,
+    /// Trace headers of the message that is handled in it, for what is published.
+    trace: Vec<(&'static str, String)>,
 }
 
 /// Why a transaction can't be committed any more.
@@ -221,7 +223,20 @@ impl<DB: Backend> Tx<DB> {
     /// Publishes in this transaction. See [`Outbox::publish`].
     pub async fn publish(&mut self, message: impl crate::IntoMessage) -> Result<crate::MessageId, Error> {
         let outbox = self.outbox.clone();
+        let mut message = message.into_message();
+        if message.headers.get("traceparent").is_none() {
+            for (name, value) in &self.trace {
+                message.headers.insert(*name, value);
+            }
+        }
         outbox.publish(self, message).await
+    }
+
+    /// What is published from here on belongs to the trace that these headers tell of.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn continue_trace(&mut self, headers: &crate::Headers) {
+        let header = |name: &'static str| headers.get(name).map(|value| (name, value.to_owned()));
+        self.trace = ["traceparent", "tracestate"].into_iter().filter_map(header).collect();
     }
 }
 
@@ -238,7 +253,7 @@ impl<DB: Backend> Outbox<DB> {
     pub(crate) async fn begin_by(&self, statement: &'static str) -> Result<Tx<DB>, Error> {
         let pool = self.inner.pool.clone();
         let begin = Beginning(Some(Box::pin(async move { pool.begin_with(statement).await })));
-        Ok(Tx { inner: Some(begin.await?), outbox: self.clone(), rollback_only: None })
+        Ok(Tx { inner: Some(begin.await?), outbox: self.clone(), rollback_only: None, trace: Vec::new() })
     }
 
     /// Runs `f` in a transaction: commits when it returns Ok, rolls back when it returns Err or is dropped.

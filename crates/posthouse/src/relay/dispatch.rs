@@ -234,7 +234,7 @@ impl Engine {
                     self.wake_by(at);
                     break;
                 }
-                let Some((_, envelope)) = self.destinations[dest].loaded.pop_front() else { break };
+                let Some((_, mut envelope)) = self.destinations[dest].loaded.pop_front() else { break };
                 self.tries += 1;
                 let try_number = self.tries;
                 self.enter(id, State::Sending { try_number, started: now });
@@ -251,7 +251,8 @@ impl Engine {
                 };
                 let deadline = now + timeout;
                 self.deadlines.push(Reverse((deadline + GRACE.min(self.shared.settings.lease_margin), id, try_number)));
-                let token = Token { id, try_number, answers: Some(self.answers.clone()) };
+                let span = self.shared.trace.as_ref().map(|trace| (trace.0)(&mut envelope.headers));
+                let token = Token { id, try_number, answers: Some(self.answers.clone()), span };
                 let follows = self.key_sent(id);
                 let delivery = Delivery::new(envelope, route, deadline, follows, token);
                 match batches.iter_mut().find(|(t, _)| Arc::ptr_eq(t, &transport)) {

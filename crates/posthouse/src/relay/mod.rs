@@ -33,7 +33,7 @@ use crate::outbox::Wake;
 use crate::store::{Backend, Store};
 use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
-use crate::{Envelope, Error, ErrorKind, Ordering, Outbox, RelaySettings, Route};
+use crate::{Envelope, Error, ErrorKind, Headers, Ordering, Outbox, RelaySettings, Route};
 
 pub use stats::{BreakerState, DestinationStats, RelayStats};
 
@@ -98,6 +98,17 @@ pub struct RelayBuilder {
     transports: HashMap<String, Arc<dyn Transport>>,
     local: Local,
     expected_houses: Option<u16>,
+    trace: Option<Trace>,
+}
+
+/// Makes the span of a send.
+#[derive(Clone)]
+pub(crate) struct Trace(Arc<dyn Fn(&mut Headers) -> tracing::Span + Send + Sync>);
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace").finish_non_exhaustive()
+    }
 }
 
 type StoreMaker = Box<dyn FnOnce(Duration) -> Arc<dyn Store> + Send>;
@@ -156,6 +167,26 @@ impl RelayBuilder {
         self
     }
 
+    /// Makes the span of each send out of the message's headers, and may put that span's context into the headers that are sent.
+    /// The span lasts until the receiver has answered. Without it, the receiver continues the trace at whoever published.
+    ///
+    /// With the crates `opentelemetry` and `tracing-opentelemetry`:
+    ///
+    /// ```ignore
+    /// let relay = Relay::builder(&outbox).trace_context(|headers| {
+    ///     opentelemetry::global::get_text_map_propagator(|p| {
+    ///         let span = tracing::info_span!("send");
+    ///         let _ = span.set_parent(p.extract(&Carrier(headers)));
+    ///         p.inject_context(&span.context(), &mut CarrierMut(headers));
+    ///         span
+    ///     })
+    /// });
+    /// ```
+    pub fn trace_context(mut self, make: impl Fn(&mut Headers) -> tracing::Span + Send + Sync + 'static) -> Self {
+        self.trace = Some(Trace(Arc::new(make)));
+        self
+    }
+
     /// Refuses to start when the database has another number of houses.
     pub fn expect_houses(mut self, houses: u16) -> Self {
         self.expected_houses = Some(houses);
@@ -168,7 +199,7 @@ impl RelayBuilder {
     /// # Errors
     /// [`Error::Config`] lists every problem; [`Error::Schema`].
     pub async fn start(self) -> Result<Relay, Error> {
-        let Self { store, wake, settings, routes, mut transports, local, expected_houses } = self;
+        let Self { store, wake, settings, routes, mut transports, local, expected_houses, trace } = self;
         transports.entry("local".into()).or_insert_with(|| Arc::new(local));
         let mut problems = settings.problems();
         for (name, route) in &routes {
@@ -224,7 +255,7 @@ impl RelayBuilder {
             }
             Err(e) => return Err(e),
         }
-        let shared = Arc::new(Shared { store, wake, settings, directory, stats: Mutex::default() });
+        let shared = Arc::new(Shared { store, wake, settings, directory, trace, stats: Mutex::default() });
         let (commands, inbox) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(supervise(shared.clone(), inbox, stopped));
@@ -239,6 +270,7 @@ pub(crate) struct Shared {
     wake: Arc<Wake>,
     settings: RelaySettings,
     directory: Directory,
+    trace: Option<Trace>,
     stats: Mutex<RelayStats>,
 }
 
@@ -282,6 +314,7 @@ impl Relay {
             transports: HashMap::new(),
             local: Local::default(),
             expected_houses: None,
+            trace: None,
         }
     }
 

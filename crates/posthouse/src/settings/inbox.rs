@@ -61,6 +61,10 @@ pub struct InboxSettings {
     /// held messages all that time first delivers again those whose acknowledgement it never got. 1 hour by default; up to 30 days.
     #[serde(with = "humantime_serde")]
     pub purge_grace: Duration,
+    /// Of an inbox that [republishes](crate::Inbox::republish): how long a copy may wait in the consumer's queue before
+    /// another one is sent. Longer than the queue ever is. 1 hour by default; 1 s to 30 days.
+    #[serde(with = "humantime_serde")]
+    pub republish_wait: Duration,
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -114,6 +118,7 @@ impl Default for InboxSettings {
             lease: Duration::from_secs(20),
             retention: Some(15 * DAY),
             purge_grace: Duration::from_secs(3_600),
+            republish_wait: Duration::from_secs(3_600),
         }
     }
 }
@@ -144,6 +149,9 @@ impl InboxSettings {
         }
         if self.purge_grace > 30 * DAY {
             out.push(("purge_grace".into(), format!("{:?}, must be at most 30 days", self.purge_grace)));
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(30 * 86_400)).contains(&self.republish_wait) {
+            out.push(("republish_wait".into(), format!("{:?}, must be 1 s to 30 days", self.republish_wait)));
         }
         out
     }

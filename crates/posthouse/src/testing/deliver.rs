@@ -37,7 +37,7 @@ pub async fn deliver_pipelined(
     let batch = (0..)
         .zip(batch)
         .map(|(id, (envelope, route, follows))| {
-            let token = Token { id, try_number: 1, answers: Some(sender.clone()) };
+            let token = Token { id, try_number: 1, answers: Some(sender.clone()), span: None };
             Delivery::new(envelope, Arc::new(route), deadline, follows, token)
         })
         .collect();

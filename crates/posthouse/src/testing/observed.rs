@@ -74,7 +74,7 @@ where
         let mut watched = Vec::with_capacity(batch.len());
         for (id, Delivery { envelope, route, deadline, follows, token }) in (0..).zip(batch) {
             waiting.push((envelope.message_id.clone(), token));
-            let token = Token { id, try_number: 1, answers: Some(sender.clone()) };
+            let token = Token { id, try_number: 1, answers: Some(sender.clone()), span: None };
             watched.push(Delivery::new(envelope, route, deadline, follows, token));
         }
         drop(sender);

@@ -306,10 +306,13 @@ pub(crate) struct Token {
     pub(crate) id: i64,
     pub(crate) try_number: u64,
     pub(crate) answers: Option<mpsc::UnboundedSender<Answer>>,
+    /// Closes with the answer.
+    pub(crate) span: Option<tracing::Span>,
 }
 
 impl Token {
     pub(crate) fn answer(&mut self, outcome: Outcome) {
+        self.span = None;
         if let Some(answers) = self.answers.take() {
             // The relay is gone only when it has shut down; the row stays pending and is sent again.
             let _ = answers.send(Answer { id: self.id, try_number: self.try_number, outcome });

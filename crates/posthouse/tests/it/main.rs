@@ -44,6 +44,8 @@ mod support;
     feature = "testing"
 ))]
 mod tls;
+#[cfg(all(feature = "sqlite", feature = "inbox", feature = "rabbitmq", feature = "testing"))]
+mod trace;
 #[cfg(all(
     feature = "postgres",
     feature = "mysql",

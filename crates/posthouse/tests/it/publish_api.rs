@@ -24,7 +24,7 @@ async fn count<T: TestDb>(outbox: &Outbox<T::Db>, table: &str) -> i64 {
 }
 
 /// What is published and committed.
-async fn published<T: TestDb>(outbox: &Outbox<T::Db>) -> Vec<Published> {
+pub(crate) async fn published<T: TestDb>(outbox: &Outbox<T::Db>) -> Vec<Published> {
     let mut conn = outbox.pool().acquire().await.unwrap();
     testing::published_in(outbox, &mut conn).await.unwrap()
 }

@@ -14,10 +14,10 @@ use crate::transport::{Delivery, address_of};
 use crate::{RabbitMqRoute, Route};
 
 /// Message headers that become properties, and are not sent as headers.
-const CORRELATION_ID: &str = "correlation-id";
-const REPLY_TO: &str = "amqp-reply-to";
-const PRIORITY: &str = "amqp-priority";
-const EXPIRATION: &str = "amqp-expiration";
+pub(crate) const CORRELATION_ID: &str = "correlation-id";
+pub(crate) const REPLY_TO: &str = "amqp-reply-to";
+pub(crate) const PRIORITY: &str = "amqp-priority";
+pub(crate) const EXPIRATION: &str = "amqp-expiration";
 
 /// Headers in which RabbitMQ expects a list of further routing keys ("sender-selected distribution"); a text there closes the
 /// channel.

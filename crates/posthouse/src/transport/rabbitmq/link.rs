@@ -1,4 +1,5 @@
-//! The connection: made when a message needs it, shared by all exchanges, given up when the broker is silent.
+//! The connection: made when it is needed, shared by all that asks for it, given up when the broker is silent. Consumers have
+//! one of their own each.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -13,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::RabbitMqSettings;
+use crate::Error;
 use crate::transport::tls;
 
 /// After a failed connect none is tried for this long, twice as long after the next, at most [`BACKOFF_CAP`]; who asks
@@ -25,7 +27,7 @@ const BACKOFF_CAP: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(2);
 
 /// Makes and keeps one connection.
-pub(super) struct Link {
+pub(crate) struct Link {
     settings: RabbitMqSettings,
     uri: AMQPUri,
     live: Mutex<Option<Arc<Live>>>,
@@ -40,7 +42,7 @@ struct Dial {
 }
 
 /// One connection.
-pub(super) struct Live {
+pub(crate) struct Live {
     connection: Connection,
     socket: Socket,
     state: Arc<Mutex<Signs>>,
@@ -58,12 +60,22 @@ struct Signs {
 }
 
 impl Link {
-    pub(super) fn new(settings: RabbitMqSettings, uri: AMQPUri) -> Self {
-        Self { settings, uri, live: Mutex::default(), dial: Default::default() }
+    /// Doesn't connect.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with every problem of the settings.
+    pub(crate) fn new(settings: RabbitMqSettings) -> Result<Self, Error> {
+        let problems = settings.problems();
+        if !problems.is_empty() {
+            let all: Vec<_> = problems.iter().map(|(field, why)| format!("{field}: {why}")).collect();
+            return Err(Error::Config(all.join("; ")));
+        }
+        let uri = settings.uri().map_err(|why| Error::Config(format!("url: {why}")))?;
+        Ok(Self { settings, uri, live: Mutex::default(), dial: Default::default() })
     }
 
     /// `host:port`, for error texts.
-    pub(super) fn broker(&self) -> String {
+    pub(crate) fn broker(&self) -> String {
         let authority = &self.uri.authority;
         match authority.host.contains(':') {
             true => format!("RabbitMQ at [{}]:{}", authority.host, authority.port),
@@ -71,12 +83,12 @@ impl Link {
         }
     }
 
-    pub(super) fn vhost(&self) -> &str {
+    pub(crate) fn vhost(&self) -> &str {
         &self.uri.vhost
     }
 
     /// Deadline of a call on the connection.
-    pub(super) fn call_timeout(&self) -> Duration {
+    pub(crate) fn call_timeout(&self) -> Duration {
         self.settings.connect_timeout
     }
 
@@ -93,7 +105,7 @@ impl Link {
     ///
     /// # Errors
     /// Why there is none: the broker is unavailable.
-    pub(super) async fn live(&self) -> Result<Arc<Live>, String> {
+    pub(crate) async fn live(&self) -> Result<Arc<Live>, String> {
         if let Some(live) = self.current() {
             return Ok(live);
         }
@@ -207,12 +219,12 @@ impl Link {
         let broker = self.broker();
         match error.kind() {
             ErrorKind::ProtocolError(e) if e.get_id() == 403 => format!(
-                "{broker} refused the login of user {:?}: {}; correct user and password in the transport's url",
+                "{broker} refused the login of user {:?}: {}; correct user and password in the url",
                 self.uri.authority.userinfo.username,
                 e.get_message()
             ),
             ErrorKind::ProtocolError(e) => format!(
-                "{broker} refused the virtual host {:?}: {}; create it and grant the user access, or correct the transport's url",
+                "{broker} refused the virtual host {:?}: {}; create it and grant the user access, or correct the url",
                 self.uri.vhost,
                 e.get_message()
             ),
@@ -226,26 +238,20 @@ impl Link {
                     self.uri.scheme
                 ),
                 _ if e.to_string().contains("lookup address") => {
-                    format!(
-                        "the host name {:?} of RabbitMQ can't be resolved ({e}); correct the transport's url",
-                        self.uri.authority.host
-                    )
+                    format!("the host name {:?} of RabbitMQ can't be resolved ({e}); correct the url", self.uri.authority.host)
                 }
                 _ => format!("can't connect to {broker}: {}", tls::explain(&e.to_string())),
             },
             // A TLS listener answers with an alert, if it doesn't just hang up.
             ErrorKind::ParsingError(_) => {
-                format!(
-                    "{broker} does not speak {} on this port; correct the transport's url, perhaps to amqps://",
-                    self.uri.scheme
-                )
+                format!("{broker} does not speak {} on this port; correct the url, perhaps to amqps://", self.uri.scheme)
             }
             _ => format!("can't connect to {broker}: {error}"),
         }
     }
 
     /// Closes politely, within a deadline.
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         let live = locked(&self.live).take();
         if let Some(live) = live
             && live.is_up()
@@ -266,7 +272,7 @@ impl Live {
         self.connection.configuration().frame_max() as usize
     }
 
-    pub(super) async fn open_channel(&self) -> lapin::Result<Channel> {
+    pub(crate) async fn open_channel(&self) -> lapin::Result<Channel> {
         self.connection.create_channel().await
     }
 
@@ -289,6 +295,12 @@ impl Live {
             tracing::warn!("no confirmation from RabbitMQ: the connection is given up");
             self.socket.shut();
         }
+    }
+
+    /// Cuts it off: the broker takes back at once, and all together, what was unacknowledged on it.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn cut(&self) {
+        self.socket.shut();
     }
 
     fn signs(&self) -> MutexGuard<'_, Signs> {

@@ -4,7 +4,7 @@ mod address;
 mod answer;
 mod job;
 mod lane;
-mod link;
+pub(crate) mod link;
 mod settings;
 mod topology;
 
@@ -18,6 +18,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use self::job::Job;
+#[cfg(feature = "inbox")]
+pub(crate) use self::job::{CORRELATION_ID, EXPIRATION, PRIORITY, REPLY_TO};
 use self::lane::{IN_FLIGHT, Lane};
 use self::link::Link;
 pub use self::settings::RabbitMqSettings;
@@ -106,14 +108,7 @@ impl RabbitMq {
     /// # Errors
     /// [`Error::Config`] lists every problem.
     pub fn new(settings: impl Into<RabbitMqSettings>) -> Result<Self, Error> {
-        let settings = settings.into();
-        let problems = settings.problems();
-        if !problems.is_empty() {
-            let all: Vec<_> = problems.iter().map(|(field, why)| format!("{field}: {why}")).collect();
-            return Err(Error::Config(all.join("; ")));
-        }
-        let uri = settings.uri().map_err(|why| Error::Config(format!("url: {why}")))?;
-        Ok(Self { link: Arc::new(Link::new(settings, uri)), lanes: Mutex::default() })
+        Ok(Self { link: Arc::new(Link::new(settings.into())?), lanes: Mutex::default() })
     }
 
     fn lanes(&self) -> MutexGuard<'_, Lanes> {

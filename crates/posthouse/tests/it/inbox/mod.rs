@@ -7,6 +7,7 @@ mod handlers;
 mod identity;
 mod once;
 mod race;
+mod republish;
 mod retention;
 mod shared;
 mod worker;

@@ -1,28 +1,15 @@
 //! B1: an alarm of the broker.
 
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use posthouse::transport::{Outcome, Transport};
 
-use tokio::io::AsyncWriteExt;
-
 use super::*;
-use crate::support::broker::Broker;
+use crate::support::broker::{Broker, evaluate};
 use crate::support::{SOON, bounded, wait_for};
 
-/// Evaluates an Erlang expression on an own instance, whose port for that is the one after the main port.
 pub(super) async fn administer(broker: &Broker, expression: &str) {
-    let address = format!("127.0.0.1:{}", broker.port() + 1);
-    let mut command = tokio::process::Command::new("erl_call");
-    command.env_remove("ERL_LIBS").args(["-address", &address, "-c", "posthouse", "-e"]);
-    let mut call = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("erl_call, of Debian's erlang-base");
-    let mut stdin = call.stdin.take().expect("stdin");
-    stdin.write_all(format!("{expression}\n").as_bytes()).await.expect("write");
-    drop(stdin);
-    let output = call.wait_with_output().await.expect("erl_call");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("{ok, ok}"), "{expression}: {said}");
+    assert_eq!(evaluate(broker.url(), expression).await, "ok", "{expression}");
 }
 
 const ALARM: &str = "rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).";

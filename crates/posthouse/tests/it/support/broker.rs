@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use tokio::io::AsyncWriteExt;
+
 /// A kind of broker, as `scripts/services` calls it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -43,6 +45,21 @@ impl Kind {
 /// The shared instance of this kind.
 pub(crate) fn test_url(kind: Kind) -> String {
     super::server_url(&format!("POSTHOUSE_TEST_{}_URL", kind.name().to_uppercase()))
+}
+
+/// Evaluates an Erlang expression on a RabbitMQ of `scripts/services`, whose port for that is the one after the main port.
+pub(crate) async fn evaluate(url: &str, expression: &str) -> String {
+    let port: u16 = url.split('@').nth(1).and_then(|rest| rest.split([':', '/']).nth(1)?.parse().ok()).expect("a port");
+    let mut command = tokio::process::Command::new("erl_call");
+    command.env_remove("ERL_LIBS").args(["-address", &format!("127.0.0.1:{}", port + 1), "-c", "posthouse", "-e"]);
+    let mut call = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("erl_call, of Debian's erlang-base");
+    let mut stdin = call.stdin.take().expect("stdin");
+    stdin.write_all(format!("{expression}\n").as_bytes()).await.expect("write");
+    drop(stdin);
+    let output = call.wait_with_output().await.expect("erl_call");
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let value = said.strip_prefix("{ok, ").and_then(|said| said.strip_suffix('}')).map(str::to_owned);
+    value.unwrap_or_else(|| panic!("{expression}: {said}"))
 }
 
 /// An own instance. Dropped, it is killed and its data removed.
