@@ -13,13 +13,23 @@
 //! | `decode.rs` | what stands where in a received message |
 //! | `running.rs` | the handle of a running consumer |
 //! | `rabbitmq/` | RabbitMQ queues |
+//! | `nats/` | NATS JetStream |
+//! | `http/` | an axum route |
 
 mod decode;
+#[cfg(feature = "axum")]
+mod http;
 mod intake;
+#[cfg(feature = "nats")]
+mod nats;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
 mod running;
 
+#[cfg(feature = "axum")]
+pub use http::{RunningWebhooks, Webhooks};
+#[cfg(feature = "nats")]
+pub use nats::NatsConsumer;
 #[cfg(feature = "rabbitmq")]
 pub use rabbitmq::RabbitMqConsumer;
 pub use running::{Consumer, ConsumerStatus};
