@@ -12,9 +12,14 @@
 //! | `intake.rs` | runs what was taken: how much at once, what waits for what, when to answer |
 //! | `decode.rs` | what stands where in a received message |
 //! | `running.rs` | the handle of a running consumer |
+//! | `kafka/` | [`KafkaConsumer`] |
 
 mod decode;
 mod intake;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod running;
 
+#[cfg(feature = "kafka")]
+pub use kafka::KafkaConsumer;
 pub use running::{Consumer, ConsumerStatus};

@@ -47,7 +47,8 @@ pub struct ConsumerStatus {
     pub failures: u64,
     /// Messages that are given up or were set aside.
     pub failed: u64,
-    /// Messages that could neither be handled nor be written down, and went back.
+    /// How often a message could neither be handled nor be written down, and went back. (From Kafka it waits here, and is run
+    /// again.)
     pub given_back: u64,
     /// Messages that were rejected ([`MissingId::Reject`](crate::MissingId::Reject)).
     pub refused: u64,
@@ -91,7 +92,8 @@ pub(crate) struct Stop(watch::Receiver<Option<Instant>>);
 impl Stop {
     /// Waits until the consumer shall stop, and says by when it has to have.
     pub(crate) async fn asked(&mut self) -> Instant {
-        match self.0.wait_for(Option::is_some).await {
+        let asked = self.0.wait_for(Option::is_some).await.map(|deadline| *deadline);
+        match asked {
             Ok(deadline) => deadline.unwrap_or_else(Instant::now),
             // The handle was dropped, and this task is aborted.
             Err(_) => std::future::pending().await,
