@@ -21,6 +21,10 @@ use crate::{Error, ErrorKind};
 const LATER_FIRST: Duration = Duration::from_millis(100);
 const LATER_CAP: Duration = Duration::from_secs(30);
 
+/// The longest wait of a message that [stays](Answerable::stays) here meanwhile. Only those that were taken do, so their tries
+/// are few.
+const HERE_CAP: Duration = Duration::from_secs(5);
+
 /// How often a message that holds back the later ones of its key is asked about, at first and at most. Its retry worker runs it
 /// when it is due, in this process or another.
 const ASK_FIRST: Duration = Duration::from_millis(20);
@@ -47,8 +51,13 @@ pub(crate) trait Answerable: Send + 'static {
     /// Tells the broker.
     fn answer(self: Box<Self>, answer: Answer) -> BoxFuture<'static, ()>;
 
+    /// Resolves when this delivery is somebody else's, or void: then it isn't run (again), and is dropped unanswered.
+    fn gone(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+
     /// While the inbox can neither handle it nor write it down, it is kept and tried again here, instead of being given back:
-    /// where giving back would cost its place before later messages, or one of few deliveries.
+    /// where it can't be given back, or where that would cost its place before later messages, or one of few deliveries.
     fn stays(&self) -> bool {
         false
     }
@@ -233,12 +242,15 @@ impl Intake {
     async fn run(&self, mut job: Job, until_final: bool) -> bool {
         let shared = &*self.0;
         let mut pause = ASK_FIRST;
+        let mut pause_here = LATER_FIRST;
         let mut stop = shared.stop.subscribe();
+        let mut gone = job.delivery.gone();
         let answer = loop {
             let handled = {
                 let permit = tokio::select! {
                     biased;
                     _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
+                    () = &mut gone => return true,
                     permit = shared.running.acquire() => permit,
                 };
                 let handled = shared.sink.handle(&job.incoming).await;
@@ -255,13 +267,17 @@ impl Intake {
                     }
                     tokio::select! {
                         _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
+                        () = &mut gone => return true,
                         () = tokio::time::sleep(pause) => pause = (pause * 2).min(ASK_CAP),
                     }
                 }
                 other => match self.judge(other) {
-                    Answer::Later(later) if job.delivery.stays() => tokio::select! {
+                    Answer::Later(_) if job.delivery.stays() => tokio::select! {
                         _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
-                        () = tokio::time::sleep(later) => {}
+                        () = &mut gone => return true,
+                        () = tokio::time::sleep(pause_here.mul_f64(0.5 + fastrand::f64() / 2.0)) => {
+                            pause_here = (pause_here * 2).min(HERE_CAP);
+                        }
                     },
                     answer => break answer,
                 },

@@ -15,11 +15,14 @@
 //! | `rabbitmq/` | RabbitMQ queues |
 //! | `nats/` | NATS JetStream |
 //! | `http/` | an axum route |
+//! | `kafka/` | Kafka topics |
 
 mod decode;
 #[cfg(feature = "axum")]
 mod http;
 mod intake;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 #[cfg(feature = "rabbitmq")]
@@ -28,6 +31,8 @@ mod running;
 
 #[cfg(feature = "axum")]
 pub use http::{RunningWebhooks, Webhooks};
+#[cfg(feature = "kafka")]
+pub use kafka::KafkaConsumer;
 #[cfg(feature = "nats")]
 pub use nats::NatsConsumer;
 #[cfg(feature = "rabbitmq")]

@@ -4,8 +4,8 @@ mod answer;
 mod drain;
 mod lane;
 mod producer;
-mod record;
-mod settings;
+pub(crate) mod record;
+pub(crate) mod settings;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

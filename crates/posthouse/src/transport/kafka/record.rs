@@ -11,7 +11,7 @@ use crate::transport::content::{Content, is_attribute};
 const CLOUDEVENTS: &str = "ce_";
 
 /// What is wrong with the name of a topic, by the rule of Kafka's own clients and brokers.
-pub(super) fn check_topic(topic: &str) -> Result<(), String> {
+pub(crate) fn check_topic(topic: &str) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if topic.is_empty() || topic.len() > 249 || topic == "." || topic == ".." || !topic.chars().all(allowed) {
         return Err(format!(

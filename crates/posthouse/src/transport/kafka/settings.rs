@@ -10,15 +10,16 @@ use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseProducer, DefaultProducerContext};
 use serde::{Deserialize, Serialize};
 
-/// Settings of the [`Kafka`](super::Kafka) transport.
+/// How to reach Kafka: settings of the [`Kafka`](super::Kafka) transport, and of the consumer.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct KafkaSettings {
     /// Brokers to ask first: `host:9092,host2:9092`.
     pub brokers: String,
-    /// Any librdkafka producer property (`security.protocol`, `sasl.username`, `compression.type`, …). Values are never shown.
-    /// Those that the guarantee rests on (`acks`, `enable.idempotence`, …) can't be set.
+    /// Any librdkafka property (`security.protocol`, `sasl.username`, `compression.type`, `session.timeout.ms`, …); sending and
+    /// consuming each leave out what is for the other. Values are never shown. Those that the guarantee rests on (`acks`,
+    /// `enable.idempotence`, `enable.auto.commit`, …) can't be set.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -38,6 +39,17 @@ impl fmt::Debug for KafkaSettings {
 impl KafkaSettings {
     /// What is wrong with these settings, each with the field's path.
     pub fn problems(&self) -> Vec<(String, String)> {
+        let mut out = self.problems_alone(refused);
+        if out.is_empty()
+            && let Err(e) = self.try_out()
+        {
+            out.push(("properties".into(), explain(&e)));
+        }
+        out
+    }
+
+    /// What is wrong with the brokers, and with each property for itself. `refused` says why one can't be set.
+    pub(crate) fn problems_alone(&self, refused: impl Fn(&str, &str) -> Option<&'static str>) -> Vec<(String, String)> {
         let mut out = Vec::new();
         if self.brokers.trim().is_empty() {
             out.push(("brokers".into(), "is empty, must name at least one broker: \"host:9092\"".into()));
@@ -61,11 +73,6 @@ impl KafkaSettings {
             {
                 out.push((format!("properties.{:?}", name.trim()), explain(&e)));
             }
-        }
-        if out.is_empty()
-            && let Err(e) = self.try_out()
-        {
-            out.push(("properties".into(), explain(&e)));
         }
         out
     }
@@ -185,7 +192,7 @@ fn refused(name: &str, value: &str) -> Option<&'static str> {
 }
 
 /// An error of librdkafka about the properties, without their values, which may be secrets.
-fn explain(error: &KafkaError) -> String {
+pub(crate) fn explain(error: &KafkaError) -> String {
     match error {
         KafkaError::ClientConfig(_, why, _, value) => {
             // Its texts quote the value in double quotes.

@@ -1,6 +1,7 @@
 //! What every consumer must do, against its real broker. What is peculiar to one has its own tests.
 
 mod feeds;
+mod kafka;
 mod rabbitmq;
 
 use std::collections::HashMap;
@@ -27,6 +28,7 @@ macro_rules! on_all_consumers {
     ($($name:ident),+ $(,)?) => {
         mod suite {
             on_all_consumers!(@ rabbitmq FromRabbitMq $($name)+);
+            on_all_consumers!(@ kafka FromKafka $($name)+);
         }
     };
     (@ $kind:ident $feed:ident $($name:ident)+) => {

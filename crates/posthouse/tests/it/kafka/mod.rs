@@ -21,7 +21,7 @@ use crate::support::broker::{Kind, test_url};
 /// Long enough for any machine; tests that wait for a deadline set their own.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn url() -> String {
+pub(crate) fn url() -> String {
     test_url(Kind::Kafka)
 }
 
@@ -33,7 +33,7 @@ fn kafka_with(properties: &[(&str, &str)]) -> Kafka {
     Kafka::new(settings(&url(), properties)).unwrap()
 }
 
-fn settings(brokers: &str, properties: &[(&str, &str)]) -> KafkaSettings {
+pub(crate) fn settings(brokers: &str, properties: &[(&str, &str)]) -> KafkaSettings {
     let mut settings = KafkaSettings::from(brokers);
     settings.properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     settings
@@ -48,7 +48,7 @@ pub(crate) fn client(brokers: &str, properties: &[(&str, &str)]) -> ClientConfig
     config
 }
 
-fn fresh_name() -> String {
+pub(crate) fn fresh_name() -> String {
     format!("t-{:016x}", fastrand::u64(..))
 }
 
