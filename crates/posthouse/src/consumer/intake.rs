@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::inbox::{Handled, Inbox, Incoming};
+use crate::inbox::{Handled, Inbox, Incoming, PurgeHold};
 use crate::settings::{ConsumerOrder, ConsumerSettings};
 use crate::store::Backend;
 use crate::{Error, ErrorKind};
@@ -64,9 +64,11 @@ pub(crate) trait Answerable: Send + 'static {
 }
 
 /// An inbox of any database.
-pub(crate) trait Sink: Send + Sync + 'static {
+pub(crate) trait Sink: fmt::Debug + Send + Sync + 'static {
     fn handle<'a>(&'a self, incoming: &'a Incoming) -> BoxFuture<'a, Result<Handled, Error>>;
     fn consumer(&self) -> &str;
+    fn hold_purge(&self) -> PurgeHold;
+    fn retention_at_least(&self, replay: Option<Duration>, what: &str) -> bool;
 }
 
 impl<DB: Backend> Sink for Inbox<DB> {
@@ -76,6 +78,14 @@ impl<DB: Backend> Sink for Inbox<DB> {
 
     fn consumer(&self) -> &str {
         Inbox::consumer(self)
+    }
+
+    fn hold_purge(&self) -> PurgeHold {
+        Inbox::hold_purge(self)
+    }
+
+    fn retention_at_least(&self, replay: Option<Duration>, what: &str) -> bool {
+        Inbox::retention_at_least(self, replay, what)
     }
 }
 
@@ -156,6 +166,11 @@ impl Intake {
 
     pub(crate) fn settings(&self) -> &ConsumerSettings {
         &self.0.settings
+    }
+
+    /// The inbox that it runs messages through.
+    pub(crate) fn sink(&self) -> &Arc<dyn Sink> {
+        &self.0.sink
     }
 
     pub(crate) fn counts(&self) -> &Counts {

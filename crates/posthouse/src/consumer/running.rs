@@ -9,10 +9,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::intake::Intake;
+use super::intake::{Intake, Sink};
 use crate::Error;
-use crate::inbox::{Inbox, InboxWorker};
-use crate::settings::ConsumerSettings;
+use crate::inbox::{Inbox, PurgeHold, SharedWorker};
+use crate::settings::{ConsumerOrder, ConsumerSettings};
 use crate::store::Backend;
 
 /// How long closing a connection may take after the grace of a shutdown.
@@ -26,7 +26,7 @@ pub struct Consumer {
     link: Link,
     stop: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
-    worker: Option<InboxWorker>,
+    worker: Option<SharedWorker>,
 }
 
 /// How a consumer is doing.
@@ -54,22 +54,41 @@ pub struct ConsumerStatus {
 }
 
 /// What a consumer's loop says about its connection. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Link(Arc<Mutex<(bool, Option<String>)>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Link {
+    sink: Arc<dyn Sink>,
+    state: Arc<Mutex<LinkState>>,
+}
+
+#[derive(Debug)]
+struct LinkState {
+    last_error: Option<String>,
+    /// What the broker couldn't deliver while it was away may be duplicates of what the inbox knows; None when it is connected.
+    away: Option<PurgeHold>,
+}
 
 impl Link {
+    fn new(sink: Arc<dyn Sink>) -> Self {
+        let away = Some(sink.hold_purge());
+        Self { sink, state: Arc::new(Mutex::new(LinkState { last_error: None, away })) }
+    }
+
     /// Subscribed.
     pub(crate) fn up(&self) {
-        self.state().0 = true;
+        self.state().away = None;
     }
 
     /// Not subscribed, and why.
     pub(crate) fn down(&self, why: impl Into<String>) {
-        *self.state() = (false, Some(why.into()));
+        let mut state = self.state();
+        state.last_error = Some(why.into());
+        if state.away.is_none() {
+            state.away = Some(self.sink.hold_purge());
+        }
     }
 
-    fn state(&self) -> MutexGuard<'_, (bool, Option<String>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, LinkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,9 +138,18 @@ impl Consumer {
             let lines: Vec<_> = problems.into_iter().map(|(field, why)| format!("consumer.{field}: {why}")).collect();
             return Err(Error::Config(lines.join("; ")));
         }
-        let worker = inbox.start_worker().await?;
-        let intake = Intake::new(Arc::new(inbox.clone()), settings);
-        let link = Link::default();
+        #[cfg(feature = "relay")]
+        if settings.order == ConsumerOrder::Key && inbox.republishes() {
+            return Err(Error::Config(
+                "consumer.order: in key order a failed message waits in its place, and a copy of it sent to the end of the queue would \
+                 wait for itself; choose another order, or an inbox that doesn't republish"
+                    .into(),
+            ));
+        }
+        let worker = inbox.shared_worker().await?;
+        let sink: Arc<dyn Sink> = Arc::new(inbox.clone());
+        let intake = Intake::new(sink.clone(), settings);
+        let link = Link::new(sink);
         let (stop, asked) = watch::channel(None);
         let task = tokio::spawn(run(Loop { intake: intake.clone(), link: link.clone(), stop: Stop(asked) }));
         Ok(Self { intake, link, stop, task, worker: Some(worker) })
@@ -129,7 +157,10 @@ impl Consumer {
 
     /// How it is doing now.
     pub fn status(&self) -> ConsumerStatus {
-        let (connected, last_error) = self.link.state().clone();
+        let (connected, last_error) = {
+            let state = self.link.state();
+            (state.away.is_none(), state.last_error.clone())
+        };
         let counts = self.intake.counts();
         ConsumerStatus {
             connected,

@@ -61,6 +61,13 @@ impl<DB: Backend> Inbox<DB> {
     }
 }
 
+impl<DB: Backend> Inbox<DB> {
+    /// Whether the retry worker sends what is due to the consumer's queue.
+    pub(crate) fn republishes(&self) -> bool {
+        self.republish.is_some()
+    }
+}
+
 impl Republish {
     /// Sends a copy of a row that the retry worker has taken.
     pub(super) async fn send<DB: Backend>(&self, inbox: &Inbox<DB>, id: &str, last: Claim) -> Result<(), Error> {

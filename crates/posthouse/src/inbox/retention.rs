@@ -102,18 +102,18 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     /// Whether [`retention`](crate::InboxSettings::retention) covers the longest time after which a message can be delivered
-    /// again; logs a warning with both figures if it doesn't. `what` names where that time comes from (`retention.ms of topic
-    /// orders`).
+    /// again (None: for ever); logs a warning with both figures if it doesn't. `what` names where that time comes from
+    /// (`retention.ms of topic orders`).
     ///
     /// For consumers, which can ask their broker: a Kafka topic's retention plus the length of a segment, the `max_age` of a
     /// NATS stream, a queue's time to live.
-    pub fn retention_at_least(&self, replay: Duration, what: &str) -> bool {
-        let enough = self.settings().retention.is_none_or(|kept| kept >= replay);
+    pub fn retention_at_least(&self, replay: Option<Duration>, what: &str) -> bool {
+        let enough = self.settings().retention.is_none_or(|kept| replay.is_some_and(|replay| kept >= replay));
         if !enough {
             tracing::warn!(
                 consumer = self.consumer(),
                 retention = ?self.settings().retention.unwrap_or_default(),
-                ?replay,
+                replay = replay.map_or_else(|| "for ever".into(), |replay| format!("{replay:?}")),
                 what,
                 "messages can be delivered again after the inbox has forgotten them, and would have their effect twice; \
                  make inbox.retention longer than replay"

@@ -82,7 +82,8 @@ impl Receiver {
         }
         let Ok(place) = timeout(PLACE, self.intake.place()).await else { return Err(Reply::NoPlace) };
         let url = called(&parts);
-        let incoming = received(&parts.headers, body).incoming(&self.intake.settings().id_from, Source::Http { url: url.clone() });
+        let incoming =
+            received(&parts.headers, body).incoming(&self.intake.settings().id_from, Source::Http { url: url.clone() });
         let (waiting, told) = Waiting::new();
         // It is handled to its end there, also when this request is dropped because its sender has gone.
         self.intake.take(place, &url, incoming, waiting);

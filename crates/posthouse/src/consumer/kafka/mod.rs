@@ -28,13 +28,14 @@ use tokio::sync::oneshot;
 
 use self::poller::{Control, Phase, Poller};
 use super::Consumer;
+use super::intake::Sink;
 use super::running::Loop;
+use crate::Error;
 use crate::inbox::Inbox;
 use crate::settings::{ConsumerOrder, ConsumerSettings};
 use crate::store::Backend;
 use crate::transport::KafkaSettings;
 use crate::transport::kafka::record::check_topic;
-use crate::Error;
 
 /// How long to wait before brokers are asked again for a topic's retention.
 const ASK_RETENTION: Duration = Duration::from_secs(30);
@@ -201,7 +202,7 @@ async fn run(mut consumer: Loop, config: ClientConfig, topics: Vec<String>) {
     let abandon = Abandon(control.clone());
     let deadline = tokio::select! {
         deadline = consumer.stop.asked() => deadline,
-        never = compare_retention(&config, &topics) => match never {},
+        never = compare_retention(&**consumer.intake.sink(), &config, &topics) => match never {},
     };
     control.set(Phase::Stopping);
     consumer.intake.stop(deadline).await;
@@ -211,15 +212,14 @@ async fn run(mut consumer: Loop, config: ClientConfig, topics: Vec<String>) {
 }
 
 /// Looks once for each topic whether it keeps records longer than the inbox their ids.
-async fn compare_retention(config: &ClientConfig, topics: &[String]) -> std::convert::Infallible {
+async fn compare_retention(sink: &dyn Sink, config: &ClientConfig, topics: &[String]) -> std::convert::Infallible {
     let mut left = topics.to_vec();
     while !left.is_empty() {
         let mut unknown = Vec::new();
         for topic in left {
             match retention::retention_of(config, &topic).await {
                 Ok(replay) => {
-                    // This version's inbox deletes nothing.
-                    retention::warn_if_forgotten_earlier(&topic, replay, None);
+                    sink.retention_at_least(replay, &format!("retention.ms and segment.ms of topic {topic}"));
                 }
                 Err(error) => {
                     tracing::debug!(target: "posthouse::kafka", topic, error, "the topic's retention can't be looked up");

@@ -10,14 +10,6 @@ use rdkafka::error::KafkaError;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How long a record can be read again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Replay {
-    For(Duration),
-    /// The topic keeps its records (or the last one of each key) for ever.
-    Always,
-}
-
 /// Says nothing: what matters is in the results.
 struct Quiet;
 
@@ -28,8 +20,8 @@ impl ClientContext for Quiet {
     }
 }
 
-/// The retention of a topic; an error where the brokers can't be asked, or don't allow it (DESCRIBE_CONFIGS).
-pub(super) async fn retention_of(config: &ClientConfig, topic: &str) -> Result<Replay, String> {
+/// How long a record of a topic can be read again, None for ever; an error where the brokers can't be asked, or don't allow it (DESCRIBE_CONFIGS).
+pub(super) async fn retention_of(config: &ClientConfig, topic: &str) -> Result<Option<Duration>, String> {
     let admin: AdminClient<Quiet> = config.create_with_context(Quiet).map_err(|e| e.to_string())?;
     let options = AdminOptions::new().request_timeout(Some(DEADLINE));
     let described = admin.describe_configs([&ResourceSpecifier::Topic(topic)], &options).await;
@@ -40,49 +32,14 @@ pub(super) async fn retention_of(config: &ClientConfig, topic: &str) -> Result<R
     read(&described.map_err(|code| code.to_string())?)
 }
 
-fn read(config: &ConfigResource) -> Result<Replay, String> {
+fn read(config: &ConfigResource) -> Result<Option<Duration>, String> {
     let value = |name: &str| config.get(name).and_then(|entry| entry.value.as_deref());
+    let ms = |name: &str| value(name).and_then(|text| text.parse::<i64>().ok());
     if value("cleanup.policy") == Some("compact") {
-        return Ok(Replay::Always);
+        return Ok(None);
     }
-    match value("retention.ms").map(str::parse::<i64>) {
-        Some(Ok(ms)) => Ok(u64::try_from(ms).map_or(Replay::Always, |ms| Replay::For(Duration::from_millis(ms)))),
-        _ => Err("it has no retention.ms".into()),
-    }
-}
-
-/// Warns where a topic's records can come again after the inbox has forgotten their ids. `remembered` is how long it keeps them;
-/// None: for ever.
-pub(super) fn warn_if_forgotten_earlier(topic: &str, replay: Replay, remembered: Option<Duration>) -> bool {
-    let Some(remembered) = remembered else { return false };
-    let replayed = match replay {
-        Replay::Always => "for ever".to_owned(),
-        Replay::For(time) if time > remembered => format!("for {}", humantime::format_duration(time)),
-        Replay::For(_) => return false,
-    };
-    tracing::warn!(
-        topic,
-        "records of this topic can be read again {replayed} (retention.ms), and the inbox forgets their ids after {}: one that is \
-         read again later has its effect a second time; keep ids in the inbox as long as the topic keeps records",
-        humantime::format_duration(remembered)
-    );
-    true
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_topic_that_outlives_the_inbox_is_warned_about() {
-        let day = Duration::from_secs(86_400);
-        for (replay, remembered, warned) in [
-            (Replay::For(day), Some(day), false),
-            (Replay::For(day + Duration::from_millis(1)), Some(day), true),
-            (Replay::Always, Some(day), true),
-            (Replay::Always, None, false),
-        ] {
-            assert_eq!(warn_if_forgotten_earlier("t", replay, remembered), warned, "{replay:?} {remembered:?}");
-        }
-    }
+    let Some(retention) = ms("retention.ms") else { return Err("it has no retention.ms".into()) };
+    // A segment goes as a whole, when its last record is old enough.
+    let segment = u64::try_from(ms("segment.ms").unwrap_or(0)).unwrap_or(0);
+    Ok(u64::try_from(retention).ok().map(|retention| Duration::from_millis(retention.saturating_add(segment))))
 }

@@ -60,7 +60,9 @@ pub(super) async fn find_or_make(context: &Context, wanted: &Wanted) -> Result<D
                 Err(e) if e.kind() == ConsumerCreateStrictErrorKind::AlreadyExists => {}
                 Err(e) => return Err(failed(&format!("the consumer {durable:?} could not be created"), &e)),
             }
-            look_up(&found, durable).await?.ok_or_else(|| format!("the consumer {durable:?} was deleted as soon as it was made"))?
+            look_up(&found, durable)
+                .await?
+                .ok_or_else(|| format!("the consumer {durable:?} was deleted as soon as it was made"))?
         }
     };
     check(&info.config).map_err(|why| format!("the consumer {durable:?} of the stream {stream:?} {why}"))?;

@@ -1,8 +1,8 @@
 //! What comes in over a pull subscription.
 
+use async_nats::StatusCode;
 use async_nats::header::{self, HeaderValue};
 use async_nats::jetstream::{Context, Message};
-use async_nats::StatusCode;
 
 use crate::consumer::decode::Received;
 use crate::error::storable;

@@ -151,8 +151,18 @@ impl NatsConsumer {
             let prefetch = wanted.prefetch as usize;
             let spare = prefetch - intake.settings().concurrency as usize;
             let step = (prefetch / 4).min(spare + 1).max(1);
-            let subscription =
-                Subscription { link, wanted, intake, status, hand: Hand::new(), prefetch, step, last: None, life: 0, good: false };
+            let subscription = Subscription {
+                link,
+                wanted,
+                intake,
+                status,
+                hand: Hand::new(),
+                prefetch,
+                step,
+                last: None,
+                life: 0,
+                good: false,
+            };
             subscription.run(stop)
         })
         .await
@@ -278,14 +288,7 @@ impl Subscription {
                  set max_deliver to -1"
             );
         }
-        self.check_retention(found.max_age);
-    }
-
-    /// The inbox must remember a message for as long as the stream can deliver it again.
-    fn check_retention(&self, max_age: Option<Duration>) {
-        let Wanted { stream, durable, .. } = &self.wanted;
-        let replay = max_age.map_or_else(|| "for ever".into(), |age| format!("for {}", humantime::format_duration(age)));
-        tracing::warn!(stream, durable, "the stream can deliver a message again {replay}; keep what the inbox handled as long");
+        self.intake.sink().retention_at_least(found.max_age, &format!("max_age of stream {stream}"));
     }
 
     /// Takes messages until it shall stop, which it then has.

@@ -58,7 +58,9 @@ impl FromKafka {
     /// Quick to notice what happens in the group.
     fn settings(&self, properties: &[(&str, &str)]) -> KafkaSettings {
         let mut all = settings(&self.brokers, properties);
-        for (name, value) in [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "500"), ("topic.metadata.refresh.interval.ms", "500")] {
+        for (name, value) in
+            [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "500"), ("topic.metadata.refresh.interval.ms", "500")]
+        {
             all.properties.entry(name.into()).or_insert(value.into());
         }
         all

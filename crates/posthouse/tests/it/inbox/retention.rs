@@ -161,11 +161,11 @@ async fn what_gets_old_goes<T: TestDb>() {
     worker.shutdown(SOON).await;
 }
 
-async fn warns_of<T: TestDb>(retention: Option<Duration>, replay: Duration) -> bool {
+async fn warns_of<T: TestDb>(retention: Option<Duration>, replay: impl Into<Option<Duration>>) -> bool {
     let mut settings = quick();
     settings.retention = retention;
     let f = Fixture::<T>::with(settings).await;
-    !f.inbox.retention_at_least(replay, "retention.ms of topic orders")
+    !f.inbox.retention_at_least(replay.into(), "retention.ms of topic orders")
 }
 
 #[tokio::test]
@@ -173,5 +173,7 @@ async fn a_retention_that_is_too_short_is_told() {
     use crate::support::Sqlite;
     assert!(warns_of::<Sqlite>(Some(HOUR), HOUR + Duration::from_secs(1)).await);
     assert!(!warns_of::<Sqlite>(Some(HOUR), HOUR).await);
+    assert!(warns_of::<Sqlite>(Some(HOUR), None).await, "what is never too old to come again");
+    assert!(!warns_of::<Sqlite>(None, None).await);
     assert!(!warns_of::<Sqlite>(None, Duration::MAX).await);
 }

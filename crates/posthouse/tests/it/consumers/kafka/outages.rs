@@ -105,7 +105,8 @@ impl Handler<sqlx::Postgres> for Effect {
 async fn without_the_database_nothing_is_committed_and_order_holds_when_it_is_back() {
     bounded(async {
         let fixture = Fixture::<Postgres>::new().await;
-        let (host, path) = fixture.place.url.rsplit_once('@').map_or(("", fixture.place.url.as_str()), |(login, rest)| (login, rest));
+        let (host, path) =
+            fixture.place.url.rsplit_once('@').map_or(("", fixture.place.url.as_str()), |(login, rest)| (login, rest));
         let (address, database) = path.trim_start_matches("postgres://").split_once('/').expect("a URL with a database");
         let proxy = Arc::new(Proxy::start(address.to_owned()).await);
         let through = if host.is_empty() {
@@ -116,8 +117,7 @@ async fn without_the_database_nothing_is_committed_and_order_holds_when_it_is_ba
         let mut settings = quick();
         settings.database_timeout = Duration::from_millis(500);
         let pool = Postgres::connect(&through).await;
-        let inbox: Inbox<sqlx::Postgres> =
-            fixture.beside(pool, "inventory", settings).on("t", Effect(fixture.effects.clone()));
+        let inbox: Inbox<sqlx::Postgres> = fixture.beside(pool, "inventory", settings).on("t", Effect(fixture.effects.clone()));
 
         let feed = FromKafka::with(1).await;
         feed.produce(records(0..10)).await;

@@ -66,7 +66,10 @@ async fn a_connection_lost_between_commit_and_acknowledgement_costs_a_duplicate(
         bench.wait_acknowledged().await;
         assert_eq!(bench.fixture.effects().await, 3);
         let status = consumer.status();
-        assert!(status.connected && !status.last_error.clone().unwrap_or_default().contains("unknown delivery tag"), "{status:?}");
+        assert!(
+            status.connected && !status.last_error.clone().unwrap_or_default().contains("unknown delivery tag"),
+            "{status:?}"
+        );
         assert_eq!((status.processed, status.duplicates), (3, 3), "{status:?}");
         consumer.shutdown(SOON).await;
     })
