@@ -5,7 +5,7 @@ use rdkafka::error::RDKafkaErrorCode as Code;
 use crate::consumer::running::Link;
 
 /// What is known, from errors that librdkafka reports and from asking.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Health {
     link: Link,
     brokers: String,
@@ -24,7 +24,16 @@ pub(super) struct Health {
 
 impl Health {
     pub(super) fn new(link: Link, brokers: &str) -> Self {
-        Self { link, brokers: brokers.to_owned(), ..Self::default() }
+        Self {
+            link,
+            brokers: brokers.to_owned(),
+            joined: false,
+            reachable: false,
+            missing: None,
+            refused: None,
+            trouble: None,
+            shown: None,
+        }
     }
 
     pub(super) fn is_reachable(&self) -> bool {
