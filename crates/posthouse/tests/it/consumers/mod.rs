@@ -231,7 +231,10 @@ async fn cloudevents_of_both_modes_are_understood<F: Feed>() {
         wait_for("the event", PATIENCE, async || bench.script.seen().len() == n + 1).await;
         let got = bench.script.seen().pop().unwrap();
         assert_eq!((got.message_id.as_deref(), &*got.kind, &got.key), (Some(m.message_id.as_str()), "t", &m.key));
-        assert_eq!((String::from_utf8_lossy(&got.payload), &*got.content_type), (String::from_utf8_lossy(&m.payload), "application/json"));
+        assert_eq!(
+            (String::from_utf8_lossy(&got.payload), &*got.content_type),
+            (String::from_utf8_lossy(&m.payload), "application/json")
+        );
         assert_eq!(got.headers.get("traceparent"), m.headers.get("traceparent"));
     }
     consumer.shutdown(SOON).await;

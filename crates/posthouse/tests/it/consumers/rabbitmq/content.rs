@@ -43,7 +43,11 @@ async fn headers_of_every_type_arrive() {
                 AMQPValue::FieldArray(FieldArray::from(vec![text("x"), AMQPValue::Void, AMQPValue::LongInt(1)])),
                 r#"["x",null,1]"#,
             ),
-            ("table", AMQPValue::FieldTable(table(&[("in", AMQPValue::FieldTable(table(&[("n", text("y"))])))])), r#"{"in":{"n":"y"}}"#),
+            (
+                "table",
+                AMQPValue::FieldTable(table(&[("in", AMQPValue::FieldTable(table(&[("n", text("y"))])))])),
+                r#"{"in":{"n":"y"}}"#,
+            ),
         ];
         let sent: Vec<_> = headers.iter().map(|(name, value, _)| (*name, value.clone())).collect();
         bench.feed.client().await.publish(&bench.feed.queue, properties("1", table(&sent)), b"{}").await;
@@ -103,7 +107,10 @@ async fn a_dead_lettered_message_says_so_and_is_no_redelivery() {
         bench.wait_effects(1).await;
         let got = bench.script.seen().pop().unwrap();
         let deaths: serde_json::Value = serde_json::from_str(got.headers.get("x-death").unwrap()).unwrap();
-        assert_eq!((&deaths[0]["queue"], &deaths[0]["reason"], &deaths[0]["count"]), (&before.into(), &"expired".into(), &1.into()));
+        assert_eq!(
+            (&deaths[0]["queue"], &deaths[0]["reason"], &deaths[0]["count"]),
+            (&before.into(), &"expired".into(), &1.into())
+        );
         assert!(!got.redelivered);
         consumer.shutdown(SOON).await;
     })
@@ -114,11 +121,8 @@ async fn a_dead_lettered_message_says_so_and_is_no_redelivery() {
 async fn a_refused_message_goes_to_the_dead_letter_exchange() {
     bounded(async {
         let dead = FromRabbitMq::with(&[]).await;
-        let feed = FromRabbitMq::with(&[
-            ("x-dead-letter-exchange", text("")),
-            ("x-dead-letter-routing-key", text(&dead.queue)),
-        ])
-        .await;
+        let feed =
+            FromRabbitMq::with(&[("x-dead-letter-exchange", text("")), ("x-dead-letter-routing-key", text(&dead.queue))]).await;
         let mut settings = quick();
         settings.missing_id = MissingId::Reject;
         let bench = feed.bench(Fixture::with(settings).await, |script| script);
