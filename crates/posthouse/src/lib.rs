@@ -48,7 +48,7 @@
 //! | `relay` | the relay, the `Transport` trait, and `local:` handlers |
 //! | `inbox` | the inbox: what is received has its effect once; see the module `inbox` |
 //! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
-//! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay` |
+//! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay`; with `inbox`: a consumer of queues |
 //! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
 //! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay` |
 //! | `axum` | with `inbox`: a route that receives webhooks into the inbox |
@@ -62,7 +62,7 @@
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
-//! - Receiving: the module `inbox` (feature `inbox`).
+//! - Receiving: the module `inbox` (feature `inbox`), and `consumer` for brokers (features `inbox` and the broker's).
 //! - Lists and operator actions: [`store::Store`], from [`Outbox::store`] or [`Relay::store`].
 //! - Testing a service that publishes: the module `testing` (feature `testing`).
 //! - Errors: [`Error`] and what a caller can do about one, [`Error::kind`].

@@ -8,6 +8,7 @@ mod broker;
     feature = "mysql",
     feature = "sqlite",
     feature = "http",
+    feature = "inbox",
     feature = "rabbitmq",
     feature = "kafka",
     feature = "nats",

@@ -119,6 +119,10 @@ const PAUSE_CAP: Duration = Duration::from_secs(5);
 /// that keeps an order gives back what it had in hand all at once, when it is done with what it was running, so that the order
 /// holds across that. Streams are not supported: they know no negative acknowledgement.
 ///
+/// One kind of message stops a consumer: one with a property or a header's *name* that isn't UTF-8, which the AMQP library
+/// doesn't take. The consumer is not subscribed then, says so in its status, and tries again; the message stays in the queue
+/// until somebody takes it out (or, in a quorum queue, until `delivery-limit`).
+///
 /// How long an id is kept by the inbox and how long a message may stay in a queue can't be compared here, as a queue doesn't
 /// tell: mind it where messages are put into a queue again from an archive.
 pub struct RabbitMqConsumer {
@@ -327,6 +331,10 @@ impl RabbitMqConsumer {
                     _ => format!("{broker} closed the channel of queue \"{queue}\": {text}"),
                 }
             }
+            ErrorKind::ParsingError(_) => format!(
+                "a message in queue \"{queue}\" can't be read: a property or the name of a header is not UTF-8. Nothing is consumed \
+                 until it is taken out of the queue by other means ({broker}: {error})"
+            ),
             _ => format!("the connection to {broker} broke: {error}"),
         }
     }

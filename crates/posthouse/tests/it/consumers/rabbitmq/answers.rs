@@ -77,7 +77,7 @@ async fn a_connection_lost_between_commit_and_acknowledgement_costs_a_duplicate(
 }
 
 /// The database as the test reaches it, and as the consumer does.
-async fn behind_proxy() -> (Fixture<Postgres>, Inbox<sqlx::Postgres>, Proxy) {
+pub(super) async fn behind_proxy() -> (Fixture<Postgres>, Inbox<sqlx::Postgres>, Proxy) {
     let fixture = Fixture::<Postgres>::new().await;
     let address = fixture.place.url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("host:port").to_owned();
     let proxy = Proxy::start(address.clone()).await;
@@ -89,9 +89,9 @@ async fn behind_proxy() -> (Fixture<Postgres>, Inbox<sqlx::Postgres>, Proxy) {
 }
 
 #[derive(Clone)]
-struct Effect {
-    effects: String,
-    seen: Arc<Mutex<Vec<Incoming>>>,
+pub(super) struct Effect {
+    pub(super) effects: String,
+    pub(super) seen: Arc<Mutex<Vec<Incoming>>>,
 }
 
 impl Handler<sqlx::Postgres> for Effect {
@@ -117,11 +117,14 @@ async fn the_database_is_away(queue_type: QueueType, limits: &[(&str, AMQPValue)
     let feed = FromRabbitMq::with(&arguments).await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let inbox = inbox.on("t", Effect { effects: fixture.effects.clone(), seen: seen.clone() });
-    let consumer = feed.consume(&inbox, ConsumerSettings::default()).await;
+    let consumer = feed.consumer().start(&inbox).await.expect("start");
     wait_connected(&consumer).await;
     proxy.set(Mode::Cut);
+    let away = std::time::Instant::now();
     feed.send(&message("1"), |route| route).await;
     wait_for("several tries in vain", PATIENCE, async || consumer.status().given_back >= 5).await;
+    // Half of 0.1, 0.2, 0.4 and 0.8 s at least.
+    assert!(away.elapsed() > Duration::from_millis(750), "{:?}", away.elapsed());
     proxy.set(Mode::Open);
     wait_for("its effect", PATIENCE, async || fixture.effects().await == 1).await;
     wait_for("the acknowledgement", PATIENCE, async || consumer.status().in_hand == 0).await;
@@ -161,6 +164,28 @@ async fn two_consumers_share_a_queue() {
         assert!(a.processed > 0 && b.processed > 0, "{a:?} {b:?}");
         first.shutdown(SOON).await;
         second.shutdown(SOON).await;
+    })
+    .await;
+}
+
+/// Stopping waits for a handler, but nobody else waits for what stood behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopping_gives_back_at_once_what_is_not_running() {
+    bounded(async {
+        let gate = Arc::new(Semaphore::new(0));
+        let bench = Bench::<FromRabbitMq>::with(quick(), |script| Script { gate: Some(gate.clone()), ..script }).await;
+        for n in 0..9 {
+            bench.send(&message(&n.to_string())).await;
+        }
+        let consumer = bench.consume(with(1, 5)).await;
+        wait_for("the prefetch to be used", PATIENCE, async || bench.feed.count("messages_unacknowledged").await == 5).await;
+        wait_for("the first to run", PATIENCE, async || bench.script.running.load(SeqCst) == 1).await;
+        let stopping = tokio::spawn(consumer.shutdown(SOON));
+        wait_for("their return", PATIENCE, async || bench.feed.count("messages_ready").await == 8).await;
+        assert_eq!(bench.script.running.load(SeqCst), 1);
+        gate.add_permits(1);
+        stopping.await.unwrap();
+        assert_eq!((bench.fixture.effects().await, bench.feed.count("messages").await), (1, 8));
     })
     .await;
 }

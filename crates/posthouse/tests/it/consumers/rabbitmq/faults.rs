@@ -11,8 +11,6 @@ async fn restarts(queue_type: QueueType) {
     let broker = Broker::rabbitmq().await;
     let feed = FromRabbitMq::at(broker.url());
     feed.client().await.declare(&feed.queue, &[("x-queue-type", type_of(queue_type))], true).await;
-    // On its disk before it is killed.
-    broker.restart().await;
     let bench = feed.bench(Fixture::with(quick()).await, |script| script);
     let consumer = bench.consume(with(2, 20)).await;
     let sending = tokio::spawn({
@@ -24,6 +22,7 @@ async fn restarts(queue_type: QueueType) {
         }
     });
     wait_for("some to be done", PATIENCE, async || consumer.status().processed >= 50).await;
+    // Which also brings the queue to its disk, before it is killed.
     broker.restart().await;
     wait_for("more to be done", PATIENCE, async || consumer.status().processed >= 200).await;
     broker.kill().await;
@@ -144,6 +143,33 @@ async fn an_acknowledgement_that_is_overdue_costs_a_subscription_and_no_message(
         wait_connected(&consumer).await;
         let status = consumer.status();
         assert!(!status.last_error.clone().unwrap_or_default().contains("unknown delivery tag"), "{status:?}");
+        consumer.shutdown(SOON).await;
+    })
+    .await;
+}
+
+/// A property that isn't UTF-8, which the AMQP library doesn't take: the consumer says what is the matter for as long as the
+/// message is there, and goes on when it isn't.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_is_not_amqp_is_told_of() {
+    bounded(async {
+        let bench = Bench::<FromRabbitMq>::new().await;
+        let vhost = bench.feed.broker.rsplit('/').next().unwrap();
+        let publish = format!(
+            "Content = rabbit_basic:build_content(rabbit_basic:properties([{{message_id, <<255>>}}]), <<\"odd\">>), \
+             {{ok, M}} = rabbit_basic:message({{resource, <<\"{vhost}\">>, exchange, <<>>}}, <<\"{}\">>, Content), \
+             rabbit_basic:publish(rabbit_basic:delivery(false, false, M, undefined)), ok.",
+            bench.feed.queue
+        );
+        assert_eq!(evaluate(&bench.feed.broker, &publish).await, "ok");
+        wait_for("it to be there", PATIENCE, async || bench.feed.count("messages_ready").await == 1).await;
+        let consumer = bench.consume(ConsumerSettings::default()).await;
+        wait_down(&consumer, "not UTF-8").await;
+        wait_for("its return", PATIENCE, async || bench.feed.count("messages").await == 1).await;
+        let client = bench.feed.client().await;
+        client.channel.queue_purge(bench.feed.queue.as_str().into(), Default::default()).await.unwrap();
+        bench.send(&message("1")).await;
+        bench.wait_effects(1).await;
         consumer.shutdown(SOON).await;
     })
     .await;

@@ -132,10 +132,15 @@ impl Feed for FromRabbitMq {
 
     async fn send(&self, m: &Envelope, change: impl FnOnce(Route) -> Route + Send) {
         let route = change(Route::to(format!("amqp:/{}", self.queue)));
-        wait_for("the message to be sent", PATIENCE, async || {
-            deliver(&*self.transport, m.clone(), route.clone(), SOON).await == Outcome::Delivered
-        })
-        .await;
+        // A broker may be away meanwhile.
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            match deliver(&*self.transport, m.clone(), route.clone(), SOON).await {
+                Outcome::Delivered => return,
+                other => assert!(std::time::Instant::now() < deadline, "{other:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn send_raw(&self, payload: &[u8]) {
