@@ -3,7 +3,7 @@
 mod act;
 mod show;
 
-use comfy_table::{Cell, CellAlignment, Row};
+use comfy_table::{Cell, CellAlignment, Row, Table};
 use posthouse::store::{InboxAction, InboxDetail, InboxFilter, InboxRow, InboxStore};
 use serde_json::json;
 
@@ -12,6 +12,12 @@ use crate::cli::{Global, Inbox};
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::output::{self, clean};
+
+/// A terminal of this width has room for all columns.
+const WIDE: u16 = 140;
+
+/// Ids up to this length are kept whole; the usual ones have 36 characters.
+const COPIED: usize = 44;
 
 /// A message takes at most this many lines in a list; `show` tells the rest.
 const LINES: usize = 2;
@@ -51,15 +57,33 @@ fn list(rows: &[InboxRow], next: Option<&InboxRow>) {
         output::say("no messages");
         return;
     };
+    let wide = output::terminal_width().is_none_or(|w| w >= WIDE);
     let several = rows.iter().any(|r| r.consumer != first.consumer);
+    if several && wide {
+        output::print_table(table(rows, wide, several));
+    } else {
+        for (n, of_one) in rows.chunk_by(|a, b| a.consumer == b.consumer).enumerate() {
+            let gap = if n == 0 { "" } else { "\n" };
+            output::say(&format!("{gap}received by {}", of_one.first().map_or("".into(), |r| clean(&r.consumer))));
+            output::print_table(table(of_one, wide, false));
+        }
+    }
+    if let Some(last) = next {
+        output::say(&format!("\nthere may be more: --after {} {}", word(&last.consumer), word(&last.message_id)));
+    }
+}
+
+/// A column that would be empty takes no room from the others. An id that is broken over two lines can't be copied, and it is
+/// all that names the message: where there is no room, `show` tells the rest.
+fn table(rows: &[InboxRow], wide: bool, several: bool) -> Table {
     let troubled = rows.iter().any(|r| r.last_error.is_some());
-    let waiting = rows.iter().any(|r| r.next_attempt_us.is_some());
-    let typed = rows.iter().any(|r| !r.kind.is_empty());
-    // A column that would be empty takes no room from the others, nor does one that says the same everywhere.
+    let waiting = wide && rows.iter().any(|r| r.next_attempt_us.is_some());
+    let typed = wide && rows.iter().any(|r| !r.kind.is_empty());
     let mut header = Vec::from(["message id", "status"]);
     header.extend(several.then_some("consumer"));
     header.extend(typed.then_some("type"));
-    header.extend(["received", "tries"]);
+    header.extend(wide.then_some("received"));
+    header.push("tries");
     header.extend(waiting.then_some("next try"));
     header.extend(troubled.then_some("error"));
     let mut table = output::table(&header);
@@ -71,7 +95,9 @@ fn list(rows: &[InboxRow], next: Option<&InboxRow>) {
         if typed {
             cells.push(Cell::new(clean(&r.kind)));
         }
-        cells.push(Cell::new(output::relative(r.first_us / 1_000)));
+        if wide {
+            cells.push(Cell::new(output::relative(r.first_us / 1_000)));
+        }
         let claims = if r.claims > 0 { format!("+{}", r.claims) } else { String::new() };
         cells.push(Cell::new(format!("{}{claims}", r.attempts)).set_alignment(CellAlignment::Right));
         if waiting {
@@ -84,14 +110,12 @@ fn list(rows: &[InboxRow], next: Option<&InboxRow>) {
         row.max_height(LINES);
         table.add_row(row);
     }
-    output::unbroken(&mut table, &["STATUS", "RECEIVED", "TRIES", "NEXT TRY"]);
-    output::print_table(table);
-    if !several {
-        output::say(&format!("\nall of consumer {}", clean(&first.consumer)));
+    let mut unbroken = vec!["STATUS", "RECEIVED", "TRIES", "NEXT TRY"];
+    if rows.iter().all(|r| r.message_id.chars().count() <= COPIED) {
+        unbroken.push("MESSAGE ID");
     }
-    if let Some(last) = next {
-        output::say(&format!("\nthere may be more: --after {} {}", word(&last.consumer), word(&last.message_id)));
-    }
+    output::unbroken(&mut table, &unbroken);
+    table
 }
 
 /// Text as one word of a shell's command line.

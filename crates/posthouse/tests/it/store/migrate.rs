@@ -79,18 +79,18 @@ async fn version_2_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
         db.run("DROP TABLE {inbox}").await;
         db.run("UPDATE {meta} SET schema_version = 1").await;
         db.run_text(version_2).await;
-        assert_eq!(db.int("SELECT schema_version FROM {meta}").await, 2);
+        assert_eq!(db.int("SELECT count(*) FROM {meta} WHERE schema_version = 2").await, 1);
         db.run("INSERT INTO {inbox} (consumer, message_id) VALUES ('c', 'before')").await;
     };
+    // With a tool of one's own.
+    back().await;
+    db.run_text(&upgrade).await;
+    assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
+    assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 1);
     back().await;
     for result in join_all((0..10).map(|_| db.outbox.migrate())).await {
         result.unwrap();
     }
-    assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
-    assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 1);
-    // With a tool of one's own.
-    back().await;
-    db.run_text(&upgrade).await;
     assert_eq!(db.store.check().await.unwrap().0, SCHEMA_VERSION);
     assert_eq!(db.int("SELECT count(*) FROM {inbox}").await, 1);
 }
