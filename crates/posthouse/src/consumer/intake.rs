@@ -162,6 +162,7 @@ impl Intake {
     }
 
     /// A place if there is one now.
+    #[cfg(feature = "kafka")]
     pub(crate) fn place_now(&self) -> Option<Place> {
         self.0.taken.clone().try_acquire_owned().ok().map(|permit| Place { _permit: permit })
     }
