@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use posthouse::consumer::Consumer;
 use posthouse::inbox::{Handler, HandlerError, Inbox, Incoming};
-use posthouse::store::InboxStatus;
+use posthouse::store::{InboxFilter, InboxStatus};
 use posthouse::testing::deliver;
 use posthouse::transport::Outcome;
 use posthouse::{CloudEvents, ConsumerOrder, ConsumerSettings, Envelope, InboxSettings, MissingId, Tx};
@@ -278,9 +278,7 @@ async fn a_message_without_an_id_is_set_aside_with_its_bytes<F: Feed>() {
     bench.wait_effects(1).await;
     wait_for("the quarantine", PATIENCE, async || bench.fixture.count(InboxStatus::Failed).await == 1).await;
     bench.wait_acknowledged().await;
-    let mut filter = posthouse::store::InboxFilter::default();
-    filter.status = Some(InboxStatus::Failed);
-    filter.limit = 10;
+    let filter = InboxFilter { status: Some(InboxStatus::Failed), limit: 10, ..Default::default() };
     let rows = bench.fixture.inbox.store().list(&filter).await.unwrap();
     let detail = bench.fixture.shown(&rows[0].message_id).await;
     assert_eq!(detail.payload.as_deref(), Some(&b"\x00\xff raw"[..]));
