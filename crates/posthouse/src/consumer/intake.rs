@@ -236,6 +236,10 @@ impl Intake {
                     _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
                     permit = shared.running.acquire() => permit,
                 };
+                if permit.is_err() {
+                    let _ = stop.wait_for(|stop| *stop).await;
+                    break Answer::Later(Duration::ZERO);
+                }
                 let handled = shared.sink.handle(&job.incoming).await;
                 drop(permit);
                 handled
@@ -291,6 +295,11 @@ impl Intake {
                 Answer::Later(later)
             }
         }
+    }
+
+    /// Starts no further handler; what isn't running is given back by [`stop`](Self::stop), when its consumer has unsubscribed.
+    pub(crate) fn start_no_more(&self) {
+        self.0.running.close();
     }
 
     /// Gives back what isn't running, waits for what is, and ends it at `deadline`: its transaction is rolled back and its

@@ -352,10 +352,11 @@ async fn stopping_lets_what_runs_finish_and_gives_the_rest_back<F: Feed>() {
         }
     });
     wait_for("the first to run", PATIENCE, async || bench.script.running.load(SeqCst) == 1).await;
-    let stopping = tokio::spawn(consumer.shutdown(SOON));
-    // It only ends when the handler does.
+    let mut stopping = Box::pin(consumer.shutdown(SOON));
+    // It only ends when the handler does, and from here on none is started.
+    assert!(futures_util::poll!(&mut stopping).is_pending());
     gate.add_permits(1);
-    tokio::time::timeout(PATIENCE, stopping).await.expect("a shutdown in time").unwrap();
+    tokio::time::timeout(PATIENCE, stopping).await.expect("a shutdown in time");
     assert_eq!((bench.fixture.effects().await, bench.script.ids().len()), (1, 1), "one was running");
     gate.add_permits(1_000);
     let next = bench.consume(with(1, 5)).await;
