@@ -192,6 +192,7 @@ impl Intake {
     }
 
     /// A place if there is one now.
+    #[cfg(feature = "kafka")]
     pub(crate) fn place_now(&self) -> Option<Place> {
         self.0.taken.clone().try_acquire_owned().ok().map(|permit| Place { _permit: permit })
     }
@@ -268,6 +269,10 @@ impl Intake {
                     () = &mut gone => return true,
                     permit = shared.running.acquire() => permit,
                 };
+                if permit.is_err() {
+                    let _ = stop.wait_for(|stop| *stop).await;
+                    break Answer::Later(Duration::ZERO);
+                }
                 let handled = shared.sink.handle(&job.incoming).await;
                 drop(permit);
                 handled
@@ -330,6 +335,11 @@ impl Intake {
                 Answer::Later(later)
             }
         }
+    }
+
+    /// Starts no further handler; what isn't running is given back by [`stop`](Self::stop), when its consumer has unsubscribed.
+    pub(crate) fn start_no_more(&self) {
+        self.0.running.close();
     }
 
     /// Gives back what isn't running, waits for what is, and ends it at `deadline`: its transaction is rolled back and its

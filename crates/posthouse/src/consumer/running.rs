@@ -179,6 +179,7 @@ impl Consumer {
     /// rolled back, and delivered again to whoever consumes next. Then the retry worker stops in the same way.
     pub async fn shutdown(mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
+        self.intake.start_no_more();
         self.stop.send_replace(Some(deadline));
         // The loop keeps to the deadline itself; the rest is for closing its connection.
         if tokio::time::timeout_at(deadline + CLOSE, &mut self.task).await.is_err() {

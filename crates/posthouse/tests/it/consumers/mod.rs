@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use posthouse::consumer::Consumer;
 use posthouse::inbox::{Handler, HandlerError, Inbox, Incoming};
-use posthouse::store::InboxStatus;
+use posthouse::store::{InboxFilter, InboxStatus};
 use posthouse::testing::deliver;
 use posthouse::transport::Outcome;
 use posthouse::{CloudEvents, ConsumerOrder, ConsumerSettings, Envelope, InboxSettings, MissingId, Tx};
@@ -280,9 +280,7 @@ async fn a_message_without_an_id_is_set_aside_with_its_bytes<F: Feed>() {
     bench.wait_effects(1).await;
     wait_for("the quarantine", PATIENCE, async || bench.fixture.count(InboxStatus::Failed).await == 1).await;
     bench.wait_acknowledged().await;
-    let mut filter = posthouse::store::InboxFilter::default();
-    filter.status = Some(InboxStatus::Failed);
-    filter.limit = 10;
+    let filter = InboxFilter { status: Some(InboxStatus::Failed), limit: 10, ..Default::default() };
     let rows = bench.fixture.inbox.store().list(&filter).await.unwrap();
     let detail = bench.fixture.shown(&rows[0].message_id).await;
     assert_eq!(detail.payload.as_deref(), Some(&b"\x00\xff raw"[..]));
@@ -356,10 +354,11 @@ async fn stopping_lets_what_runs_finish_and_gives_the_rest_back<F: Feed>() {
         }
     });
     wait_for("the first to run", PATIENCE, async || bench.script.running.load(SeqCst) == 1).await;
-    let stopping = tokio::spawn(consumer.shutdown(SOON));
-    // It only ends when the handler does.
+    let mut stopping = Box::pin(consumer.shutdown(SOON));
+    // It only ends when the handler does, and from here on none is started.
+    assert!(futures_util::poll!(&mut stopping).is_pending());
     gate.add_permits(1);
-    tokio::time::timeout(PATIENCE, stopping).await.expect("a shutdown in time").unwrap();
+    tokio::time::timeout(PATIENCE, stopping).await.expect("a shutdown in time");
     assert_eq!((bench.fixture.effects().await, bench.script.ids().len()), (1, 1), "one was running");
     gate.add_permits(1_000);
     let next = bench.consume(with(1, 5)).await;

@@ -51,7 +51,9 @@ pub(crate) fn test_url(kind: Kind) -> String {
 pub(crate) async fn evaluate(url: &str, expression: &str) -> String {
     let port: u16 = url.split('@').nth(1).and_then(|rest| rest.split([':', '/']).nth(1)?.parse().ok()).expect("a port");
     let mut command = tokio::process::Command::new("erl_call");
-    command.env_remove("ERL_LIBS").args(["-address", &format!("127.0.0.1:{}", port + 1), "-c", "posthouse", "-e"]);
+    // Of two callers with one name the broker lets in the first.
+    let (name, address) = (format!("t{:016x}", fastrand::u64(..)), format!("127.0.0.1:{}", port + 1));
+    command.env_remove("ERL_LIBS").args(["-h", &name, "-address", &address, "-c", "posthouse", "-e"]);
     let mut call = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("erl_call, of Debian's erlang-base");
     let mut stdin = call.stdin.take().expect("stdin");
     stdin.write_all(format!("{expression}\n").as_bytes()).await.expect("write");
