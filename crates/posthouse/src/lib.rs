@@ -90,6 +90,8 @@ pub mod store;
 pub mod testing;
 #[cfg(feature = "relay")]
 pub mod transport;
+#[cfg(any(feature = "http", feature = "axum"))]
+pub mod webhook;
 
 pub use error::{Error, ErrorKind};
 #[cfg(feature = "inbox")]

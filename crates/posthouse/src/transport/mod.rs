@@ -28,9 +28,9 @@ pub(crate) mod nats;
 pub(crate) mod rabbitmq;
 #[cfg(any(feature = "nats", feature = "rabbitmq"))]
 mod tls;
-#[cfg(feature = "http")]
-pub mod webhook;
 
+#[cfg(feature = "http")]
+pub use crate::webhook;
 #[cfg(feature = "http")]
 pub use http::{Http, HttpSettings};
 #[cfg(feature = "kafka")]

@@ -104,7 +104,7 @@ impl HttpSettings {
 ///
 /// [`HttpRoute::signing_keys`](crate::HttpRoute::signing_keys) add `webhook-id` (the message id, a full stop encoded as well), `webhook-timestamp` (seconds
 /// since 1970, of this attempt, by this machine's clock) and `webhook-signature`, one signature per key;
-/// [`webhook`](super::webhook) helps to verify them. Messages can't set these headers, signed or not.
+/// [`webhook`](crate::webhook) helps to verify them. Messages can't set these headers, signed or not.
 ///
 /// With [`Route::cloudevents`](crate::Route::cloudevents) the attributes of a CloudEvent come as `ce-…` headers, encoded as the HTTP binding of
 /// CloudEvents says, or the body is the whole event. A message's own `ce-…` headers are sent along as further attributes, except

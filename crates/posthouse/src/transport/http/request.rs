@@ -11,7 +11,7 @@ use crate::error::storable;
 use crate::settings::CloudEventsMode;
 use crate::transport::Delivery;
 use crate::transport::content::{Content, content, is_attribute, percent_encoded};
-use crate::transport::webhook::Key;
+use crate::webhook::Key;
 
 /// What the HTTP binding of CloudEvents puts before the name of an attribute.
 const ATTRIBUTE: &str = "ce-";
