@@ -39,6 +39,11 @@ pub(crate) enum Answer {
 
 /// One delivery of a message, to be answered. One that is dropped unanswered must be delivered again by its broker.
 pub(crate) trait Answerable: Send + 'static {
+    /// Says how the inbox has settled it, before its answer. More than once where a failed one is waited for.
+    fn settled(&mut self, handled: Handled) {
+        let _ = handled;
+    }
+
     /// Tells the broker.
     fn answer(self: Box<Self>, answer: Answer) -> BoxFuture<'static, ()>;
 }
@@ -118,6 +123,7 @@ impl fmt::Debug for Intake {
     }
 }
 
+#[allow(dead_code, reason = "each consumer uses its own part")]
 impl Intake {
     pub(crate) fn new(sink: Arc<dyn Sink>, settings: ConsumerSettings) -> Self {
         Self(Arc::new(Shared {
@@ -218,7 +224,7 @@ impl Intake {
 
     /// Runs one message until it may be answered, and answers it; false when it goes back. With `until_final` a failed one
     /// is waited for until it is done or given up.
-    async fn run(&self, job: Job, until_final: bool) -> bool {
+    async fn run(&self, mut job: Job, until_final: bool) -> bool {
         let shared = &*self.0;
         let mut pause = ASK_FIRST;
         let mut stop = shared.stop.subscribe();
@@ -233,6 +239,9 @@ impl Intake {
                 drop(permit);
                 handled
             };
+            if let Ok(handled) = handled {
+                job.delivery.settled(handled);
+            }
             match handled {
                 Ok(Handled::WillRetry(_)) if until_final => {
                     if pause == ASK_FIRST {
@@ -304,15 +313,24 @@ impl Intake {
                 "messages were still running at the end of the time for stopping; they are rolled back and delivered again"
             );
             tasks.shutdown().await;
+            self.drop_waiting();
         }
         done
     }
 }
 
 impl Intake {
-    /// Ends everything now.
+    /// Ends everything now, and what would be taken from here on.
     pub(crate) fn abort(&self) {
+        self.0.stop.send_replace(true);
         locked(&self.0.tasks).abort_all();
+        self.drop_waiting();
+    }
+
+    /// Drops, unanswered, what stood behind something that was ended.
+    fn drop_waiting(&self) {
+        let waiting = std::mem::take(&mut *locked(&self.0.lanes));
+        drop(waiting);
     }
 }
 

@@ -91,7 +91,8 @@ pub(crate) struct Stop(watch::Receiver<Option<Instant>>);
 impl Stop {
     /// Waits until the consumer shall stop, and says by when it has to have.
     pub(crate) async fn asked(&mut self) -> Instant {
-        match self.0.wait_for(Option::is_some).await {
+        let asked = self.0.wait_for(Option::is_some).await.map(|deadline| *deadline);
+        match asked {
             Ok(deadline) => deadline.unwrap_or_else(Instant::now),
             // The handle was dropped, and this task is aborted.
             Err(_) => std::future::pending().await,
