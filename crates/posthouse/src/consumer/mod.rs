@@ -12,9 +12,19 @@
 //! | `intake.rs` | runs what was taken: how much at once, what waits for what, when to answer |
 //! | `decode.rs` | what stands where in a received message |
 //! | `running.rs` | the handle of a running consumer |
+//! | `nats/` | NATS JetStream |
+//! | `http/` | an axum route |
 
 mod decode;
+#[cfg(feature = "axum")]
+mod http;
 mod intake;
+#[cfg(feature = "nats")]
+mod nats;
 mod running;
 
+#[cfg(feature = "axum")]
+pub use http::{RunningWebhooks, Webhooks};
+#[cfg(feature = "nats")]
+pub use nats::NatsConsumer;
 pub use running::{Consumer, ConsumerStatus};

@@ -3,6 +3,19 @@
 
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod broker;
+#[cfg(all(
+    feature = "postgres",
+    feature = "mysql",
+    feature = "sqlite",
+    feature = "inbox",
+    feature = "http",
+    feature = "rabbitmq",
+    feature = "kafka",
+    feature = "nats",
+    feature = "axum",
+    feature = "testing"
+))]
+mod consumers;
 #[cfg(all(feature = "http", feature = "testing"))]
 mod http;
 #[cfg(all(

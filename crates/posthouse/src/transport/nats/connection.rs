@@ -14,6 +14,7 @@ use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerEr
 use tokio::sync::{Mutex, broadcast, watch};
 
 use super::settings::{Login, NatsSettings, Servers};
+use crate::Error;
 use crate::error::storable;
 use crate::transport::tls;
 
@@ -37,10 +38,10 @@ const CLOSE: Duration = Duration::from_secs(5);
 
 /// Where connections come from.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     settings: NatsSettings,
     /// The servers as they may be shown.
-    pub(super) servers: String,
+    pub(crate) servers: String,
     state: Mutex<State>,
 }
 
@@ -52,8 +53,8 @@ struct State {
 }
 
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) context: jetstream::Context,
+pub(crate) struct Connection {
+    pub(crate) context: jetstream::Context,
     /// Why it is lost, as soon as it is.
     lost: watch::Receiver<Option<String>>,
     denied: broadcast::Sender<Denied>,
@@ -61,11 +62,11 @@ pub(super) struct Connection {
 
 /// The server lets this account not publish to this subject.
 #[derive(Debug, Clone)]
-pub(super) struct Denied(pub(super) String);
+pub(crate) struct Denied(pub(crate) String);
 
 impl Connection {
     /// Resolves with the reason when the connection is lost.
-    pub(super) async fn lost(&self) -> String {
+    pub(crate) async fn lost(&self) -> String {
         let mut lost = self.lost.clone();
         match lost.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
@@ -74,7 +75,7 @@ impl Connection {
     }
 
     /// Denials from now on.
-    pub(super) fn denials(&self) -> broadcast::Receiver<Denied> {
+    pub(crate) fn denials(&self) -> broadcast::Receiver<Denied> {
         self.denied.subscribe()
     }
 
@@ -84,15 +85,25 @@ impl Connection {
 }
 
 impl Link {
-    pub(super) fn new(settings: NatsSettings, servers: String) -> Self {
-        Self { settings, servers, state: Mutex::default() }
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`Error::Config`] lists every problem.
+    pub(crate) fn new(settings: NatsSettings) -> Result<Self, Error> {
+        let problems = settings.problems();
+        if !problems.is_empty() {
+            let all: Vec<_> = problems.iter().map(|(field, why)| format!("{field}: {why}")).collect();
+            return Err(Error::Config(all.join("; ")));
+        }
+        let servers = settings.servers().map_err(Error::Config)?.shown();
+        Ok(Self { settings, servers, state: Mutex::default() })
     }
 
     /// The connection that stands, or a new one.
     ///
     /// # Errors
     /// Why there is none, as people will read it.
-    pub(super) async fn get(&self) -> Result<Arc<Connection>, String> {
+    pub(crate) async fn get(&self) -> Result<Arc<Connection>, String> {
         let asked = Instant::now();
         let mut state = self.state.lock().await;
         if let Some(connection) = state.current.as_ref().filter(|c| !c.is_lost()) {
@@ -119,14 +130,14 @@ impl Link {
     }
 
     /// Uses this connection for nothing new.
-    pub(super) async fn retire(&self, connection: &Arc<Connection>) {
+    pub(crate) async fn retire(&self, connection: &Arc<Connection>) {
         let mut state = self.state.lock().await;
         if state.current.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
             state.current = None;
         }
     }
 
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         let Some(connection) = self.state.lock().await.current.take() else { return };
         let client = connection.context.client();
         let flushed = tokio::time::timeout(CLOSE, async {
@@ -219,10 +230,10 @@ fn on_event(event: Event, servers: &str, lose: &watch::Sender<Option<String>>, d
         Event::Disconnected | Event::Closed => lose(format!("the connection to {servers} was lost")),
         Event::ServerError(ServerError::Other(text)) => match denied_subject(&text) {
             Some(subject) => drop(denied.send(Denied(subject.to_owned()))),
-            // Without its inbox no acknowledgement arrives.
+            // Without its inbox neither acknowledgements nor messages arrive.
             None if text.to_ascii_lowercase().starts_with("permissions violation for subscription") => {
                 lose(format!(
-                    "{servers} sends no acknowledgements to this user ({}); let it subscribe to _INBOX.>",
+                    "{servers} sends no acknowledgements and messages to this user ({}); let it subscribe to _INBOX.>",
                     storable(&text, 300)
                 ));
             }

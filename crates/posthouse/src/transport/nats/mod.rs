@@ -1,7 +1,7 @@
 //! `nats:` destinations: messages into JetStream streams.
 
 mod answer;
-mod connection;
+pub(crate) mod connection;
 mod message;
 mod settings;
 
@@ -56,14 +56,7 @@ impl Nats {
     /// # Errors
     /// [`Error::Config`] lists every problem.
     pub fn new(settings: impl Into<NatsSettings>) -> Result<Self, Error> {
-        let settings = settings.into();
-        let problems = settings.problems();
-        if !problems.is_empty() {
-            let all: Vec<_> = problems.iter().map(|(field, why)| format!("{field}: {why}")).collect();
-            return Err(Error::Config(all.join("; ")));
-        }
-        let servers = settings.servers().map_err(Error::Config)?.shown();
-        Ok(Self(Link::new(settings, servers)))
+        Ok(Self(Link::new(settings.into())?))
     }
 }
 
