@@ -243,7 +243,8 @@ async fn a_deletion_is_noticed_while_nothing_is_asked_for() {
         bench.send(&message("1")).await;
         wait_for("it to run", PATIENCE, async || bench.script.seen().len() == 1).await;
         stream.delete_consumer(DURABLE).await.unwrap();
-        wait_for("a new one", PATIENCE, async || bench.feed.info().await.is_some()).await;
+        // Before the handler's deadline, after which one is asked for again.
+        wait_for("a new one", PATIENCE / 6, async || bench.feed.info().await.is_some()).await;
         gate.add_permits(1);
         wait_for("the message again", PATIENCE, async || consumer.status().duplicates == 1).await;
         bench.wait_acknowledged().await;
@@ -308,6 +309,30 @@ async fn a_server_that_falls_silent_is_noticed() {
         proxy.set(Mode::Open);
         bench.wait_effects(2).await;
         bench.wait_acknowledged().await;
+        consumer.shutdown(SOON).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_waits_for_the_next_connection() {
+    bounded(async {
+        let (mut bench, gate) = Bench::gated().await;
+        let proxy = Proxy::start(bench.feed.url.strip_prefix("nats://").unwrap().to_owned()).await;
+        let direct = bench.feed.clone();
+        bench.feed.url = format!("nats://{}", proxy.address);
+        let consumer = bench.consume(ConsumerSettings::default()).await;
+        direct.send(&message("1"), |route| route).await;
+        wait_for("it to run", PATIENCE, async || bench.script.seen().len() == 1).await;
+        proxy.set(Mode::Cut);
+        wait_for("it to be noticed", PATIENCE, async || !consumer.status().connected).await;
+        gate.add_permits(1);
+        bench.wait_effects(1).await;
+        assert_eq!(consumer.status().in_hand, 1);
+        proxy.set(Mode::Open);
+        bench.wait_acknowledged().await;
+        let info = direct.info().await.unwrap();
+        assert_eq!((info.delivered.consumer_sequence, info.num_redelivered), (1, 0));
         consumer.shutdown(SOON).await;
     })
     .await;
