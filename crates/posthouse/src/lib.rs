@@ -50,9 +50,8 @@
 //! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
 //! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay`; with `inbox`: a consumer of queues |
 //! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
-//! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay` |
-//! | `axum` | with `inbox`: a route that receives webhooks into the inbox |
-//! | `macros` | `#[posthouse::transactional]`: functions that join a transaction or open one, and publish what they return |
+//! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay`. With `inbox` a consumer, too |
+//! | `axum` | a route that receives webhooks into the inbox; brings in `inbox` |
 //! | `testing` | the module `testing`: what a transaction published, a scripted transport; for tests of services |
 //!
 //! # Where to go next

@@ -1,8 +1,8 @@
-//! Signatures of webhooks as [Standard Webhooks](https://www.standardwebhooks.com/) describes them: the [`Http`](super::Http)
-//! transport signs with them ([`HttpRoute::signing_keys`](crate::HttpRoute::signing_keys)), and a receiver verifies.
+//! Signatures of webhooks as [Standard Webhooks](https://www.standardwebhooks.com/) describes them: the `http` transport signs
+//! with them ([`HttpRoute::signing_keys`](crate::HttpRoute::signing_keys)), and a receiver verifies. Features `http`, `axum`.
 //!
 //! ```
-//! use posthouse::transport::webhook::{Key, Verifier};
+//! use posthouse::webhook::{Key, Verifier};
 //! use std::time::SystemTime;
 //!
 //! # fn main() -> Result<(), posthouse::Error> {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthouse::testing::{deliver, deliver_batch};
-use posthouse::transport::webhook::{Refused, Verifier};
 use posthouse::transport::{Failure, Http, HttpSettings, Outcome};
+use posthouse::webhook::{Refused, Verifier};
 use posthouse::{CloudEvents, Envelope, Error, HttpRoute, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

@@ -98,19 +98,25 @@ impl Hand {
         Delivery { hand: self.clone(), id, reply, answered: false }
     }
 
-    /// Says of everything that is held that it is being worked on, and gives back what was dropped.
-    pub(super) async fn tell(&self) {
+    /// Says of everything that is held that it is being worked on.
+    pub(super) async fn progress(&self) {
+        let held = self.state().held.values().cloned().collect();
+        self.say(held, AckKind::Progress).await;
+    }
+
+    /// Gives back what was dropped unanswered.
+    pub(super) async fn give_back(&self) {
+        let dropped = std::mem::take(&mut self.state().dropped);
+        self.say(dropped, AckKind::Nak(None)).await;
+    }
+
+    async fn say(&self, of: Vec<Reply>, kind: AckKind) {
         let (client, life) = match &*self.0.way.borrow() {
             Way::Open { client, life } => (client.clone(), *life),
+            // What comes again in any case.
             Way::Down | Way::Closed => return,
         };
-        let (held, dropped) = {
-            let mut state = self.state();
-            (state.held.values().cloned().collect::<Vec<_>>(), std::mem::take(&mut state.dropped))
-        };
-        let held = held.into_iter().map(|reply| (reply, AckKind::Progress));
-        let dropped = dropped.into_iter().map(|reply| (reply, AckKind::Nak(None)));
-        for (reply, kind) in held.chain(dropped).filter(|(reply, _)| reply.life == life) {
+        for reply in of.into_iter().filter(|reply| reply.life == life) {
             publish(&client, reply.subject, kind).await;
         }
     }
@@ -145,7 +151,7 @@ async fn publish(client: &Client, subject: Subject, kind: AckKind) {
     }
 }
 
-/// One delivery. Dropped unanswered it is given back with the next [`Hand::tell`].
+/// One delivery. Dropped unanswered it is given back by [`Hand::give_back`].
 pub(super) struct Delivery {
     hand: Hand,
     id: u64,
@@ -159,7 +165,8 @@ impl Answerable for Delivery {
             let kind = match answer {
                 Answer::Done => AckKind::Ack,
                 Answer::Refused(_) => AckKind::Term,
-                Answer::Later(Duration::ZERO) => AckKind::Nak(None),
+                // Dropped: a consumer that stops must not get it back itself.
+                Answer::Later(Duration::ZERO) => return,
                 Answer::Later(after) => AckKind::Nak(Some(after)),
             };
             if timeout(PATIENCE, self.hand.answer(self.id, &self.reply, kind)).await.is_err() {
@@ -172,9 +179,9 @@ impl Answerable for Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.hand.let_go(self.id);
         if !self.answered {
             self.hand.state().dropped.push(self.reply.clone());
         }
+        self.hand.let_go(self.id);
     }
 }

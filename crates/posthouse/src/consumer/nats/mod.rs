@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
 use self::durable::Durable;
-use self::hand::Hand;
+use self::hand::{Delivery, Hand};
 use self::message::FromServer;
 use super::Consumer;
 use super::intake::Intake;
@@ -41,6 +41,9 @@ const SILENCE: Duration = Duration::from_secs(12);
 
 /// How long messages that are on their way may take to come in when the consumer stops, to be given back.
 const DRAINED: Duration = Duration::from_secs(1);
+
+/// When nothing came for so long, nothing is on its way.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// The pause after a failure, twice as long after each further one in a row, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -288,7 +291,14 @@ impl Subscription {
                  set max_deliver to -1"
             );
         }
-        self.intake.sink().retention_at_least(found.max_age, &format!("max_age of stream {stream}"));
+        self.check_retention(found.max_age);
+    }
+
+    /// The inbox must remember a message for as long as the stream can deliver it again.
+    fn check_retention(&self, max_age: Option<Duration>) {
+        let Wanted { stream, durable, .. } = &self.wanted;
+        let replay = max_age.map_or_else(|| "for ever".into(), |age| format!("for {}", humantime::format_duration(age)));
+        tracing::warn!(stream, durable, "the stream can deliver a message again {replay}; keep what the inbox handled as long");
     }
 
     /// Takes messages until it shall stop, which it then has.
@@ -313,13 +323,13 @@ impl Subscription {
             tokio::select! {
                 biased;
                 deadline = stop.asked() => {
-                    self.stop(session, deadline).await;
+                    self.stop(session, asked, deadline).await;
                     return Ok(());
                 }
                 why = &mut lost => return Err(why),
                 Ok(denied) = denials.recv() => return Err(not_allowed(&denied)),
                 _ = progress.tick() => {
-                    self.hand.tell().await;
+                    self.hand.progress().await;
                     if self.hand.len() > 0 {
                         self.still_the_same(&session).await?;
                     }
@@ -337,7 +347,7 @@ impl Subscription {
                         FromServer::Alive => {}
                     }
                 }
-                () = self.hand.freed() => {}
+                () = self.hand.freed() => self.hand.give_back().await,
                 () = sleep_until(heard + SILENCE), if asked > 0 => {
                     return Err(format!("{} said nothing for {SILENCE:?}", self.link.servers));
                 }
@@ -388,43 +398,57 @@ impl Subscription {
     }
 
     /// Takes nothing more, gives back what isn't running, and closes the connection when what runs has its answer.
-    async fn stop(&mut self, mut session: Session, deadline: Instant) {
-        let (hand, life) = (&self.hand, self.life);
-        let coming_in = async {
-            // From here on the server sends nothing more; what is on its way comes in.
-            let _ = session.subscriber.drain().await;
-            while let Some(message) = session.subscriber.next().await {
-                if let Ok(FromServer::Message(message)) = FromServer::read(message, &session.context)
-                    && let Some(reply) = message.reply.clone()
-                {
-                    drop(hand.hold(reply, life));
-                }
-            }
-        };
+    async fn stop(&mut self, mut session: Session, asked: usize, deadline: Instant) {
+        let (hand, connection) = (&self.hand, session.connection.clone());
         let given_back = async {
-            let _ = timeout(DRAINED, coming_in).await;
-            hand.tell().await;
+            let late = self.late(&mut session, asked).await;
+            drop(late);
+            hand.give_back().await;
         };
         let mut progress = self.progress();
         let telling = async {
             loop {
                 progress.tick().await;
-                hand.tell().await;
+                hand.progress().await;
             }
         };
         let mut stopped = std::pin::pin!(async { tokio::join!(self.intake.stop(deadline), given_back) });
         tokio::select! {
             _ = &mut stopped => {}
             () = telling => {}
-            _ = session.connection.lost() => {
+            _ = connection.lost() => {
                 hand.close();
                 stopped.await;
             }
         }
-        // What was ended at the deadline.
-        hand.tell().await;
+        // What gave up waiting in the meantime, and what was ended at the deadline.
+        hand.give_back().await;
         hand.close();
         self.link.close().await;
+    }
+}
+
+impl Subscription {
+    /// Ends the subscription, with what comes in meanwhile: what the server has begun to send would be lost to one that ends at
+    /// once, until `ack_wait` is over; and given back before the end it would come here again.
+    async fn late(&self, session: &mut Session, asked: usize) -> Vec<Delivery> {
+        let mut late = Vec::new();
+        let until = Instant::now() + DRAINED;
+        while late.len() < asked && Instant::now() < until && self.one_more(session, QUIET, &mut late).await {}
+        let _ = session.subscriber.drain().await;
+        while self.one_more(session, DRAINED, &mut late).await {}
+        late
+    }
+
+    /// False when nothing comes for so long, or ever again.
+    async fn one_more(&self, session: &mut Session, patience: Duration, late: &mut Vec<Delivery>) -> bool {
+        let Ok(Some(message)) = timeout(patience, session.subscriber.next()).await else { return false };
+        if let Ok(FromServer::Message(message)) = FromServer::read(message, &session.context)
+            && let Some(reply) = message.reply.clone()
+        {
+            late.push(self.hand.hold(reply, self.life));
+        }
+        true
     }
 }
 

@@ -1,8 +1,9 @@
 //! What every consumer must do, against its real broker. What is peculiar to one has its own tests.
 
+mod away;
 mod feeds;
-mod kafka;
-mod rabbitmq;
+mod http;
+mod nats;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -19,6 +20,8 @@ use sqlx::Sqlite as Db;
 use tokio::sync::Semaphore;
 
 use self::feeds::Feed;
+use self::http::FromHttp;
+use self::nats::FromNats;
 use crate::inbox::{Fixture, effect, quick};
 use crate::support::{SOON, Sqlite, wait_for};
 
@@ -26,10 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 macro_rules! on_all_consumers {
     ($($name:ident),+ $(,)?) => {
-        mod suite {
-            on_all_consumers!(@ rabbitmq FromRabbitMq $($name)+);
-            on_all_consumers!(@ kafka FromKafka $($name)+);
-        }
+        on_all_consumers!(@ from_nats FromNats $($name)+);
+        on_all_consumers!(@ from_http FromHttp $($name)+);
     };
     (@ $kind:ident $feed:ident $($name:ident)+) => {
         mod $kind { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { crate::support::bounded(crate::consumers::$name::<crate::consumers::$kind::$feed>()).await } )+ }

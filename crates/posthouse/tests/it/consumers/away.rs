@@ -1,0 +1,47 @@
+//! An inbox whose database goes away and comes back.
+
+use std::time::Duration;
+
+use posthouse::inbox::{Handler, HandlerError, Inbox, Incoming};
+use posthouse::{Error, Tx};
+use sqlx::Postgres as Db;
+
+use crate::inbox::{Fixture, quick, try_effect};
+use crate::support::proxy::Proxy;
+use crate::support::{Postgres, TestDb};
+
+pub(super) struct Away {
+    pub(super) fixture: Fixture<Postgres>,
+    pub(super) proxy: Proxy,
+    /// Goes through the proxy; type `t`.
+    pub(super) inbox: Inbox<Db>,
+}
+
+struct Effect(String);
+
+impl Handler<Db> for Effect {
+    type Message = Incoming;
+
+    async fn handle(&self, tx: &mut Tx<Db>, m: Incoming) -> Result<(), HandlerError> {
+        try_effect::<Postgres>(tx, &self.0, m.message_id.as_deref().unwrap_or_default()).await.map_err(Error::from)?;
+        Ok(())
+    }
+
+    fn decode(&self, incoming: &Incoming) -> Result<Incoming, HandlerError> {
+        Ok(incoming.clone())
+    }
+}
+
+impl Away {
+    pub(super) async fn new() -> Self {
+        let mut settings = quick();
+        settings.database_timeout = Duration::from_secs(1);
+        let fixture = Fixture::<Postgres>::with(settings.clone()).await;
+        let url = &fixture.place.url;
+        let address = url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("host:port").to_owned();
+        let proxy = Proxy::start(address.clone()).await;
+        let through = Postgres::connect(&url.replace(&address, &proxy.address.to_string())).await;
+        let inbox = fixture.beside(through, "inventory", settings).on("t", Effect(fixture.effects.clone()));
+        Self { fixture, proxy, inbox }
+    }
+}
