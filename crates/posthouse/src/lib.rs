@@ -49,9 +49,10 @@
 //! | `inbox` | the inbox: what is received has its effect once; see the module `inbox` |
 //! | `http` | the `http` transport for `http://` and `https://` addresses; brings in `relay` |
 //! | `rabbitmq` | the [`RabbitMq`](transport::RabbitMq) transport; brings in `relay`; with `inbox`: a consumer of queues |
-//! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay` |
-//! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay`. With `inbox` a consumer, too |
+//! | `kafka` | the [`Kafka`](transport::Kafka) transport (librdkafka, built with it); brings in `relay`; with `inbox`: a consumer of topics |
+//! | `nats` | the [`Nats`](transport::Nats) transport for JetStream; brings in `relay`; with `inbox`: a consumer of streams |
 //! | `axum` | a route that receives webhooks into the inbox; brings in `inbox` |
+//! | `macros` | `#[posthouse::transactional]`: functions that join a transaction or open one, and publish what they return |
 //! | `testing` | the module `testing`: what a transaction published, a scripted transport; for tests of services |
 //!
 //! # Where to go next

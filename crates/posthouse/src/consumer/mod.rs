@@ -12,19 +12,29 @@
 //! | `intake.rs` | runs what was taken: how much at once, what waits for what, when to answer |
 //! | `decode.rs` | what stands where in a received message |
 //! | `running.rs` | the handle of a running consumer |
+//! | `rabbitmq/` | RabbitMQ queues |
 //! | `nats/` | NATS JetStream |
 //! | `http/` | an axum route |
+//! | `kafka/` | Kafka topics |
 
 mod decode;
 #[cfg(feature = "axum")]
 mod http;
 mod intake;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 mod running;
 
 #[cfg(feature = "axum")]
 pub use http::{RunningWebhooks, Webhooks};
+#[cfg(feature = "kafka")]
+pub use kafka::KafkaConsumer;
 #[cfg(feature = "nats")]
 pub use nats::NatsConsumer;
+#[cfg(feature = "rabbitmq")]
+pub use rabbitmq::RabbitMqConsumer;
 pub use running::{Consumer, ConsumerStatus};

@@ -291,14 +291,7 @@ impl Subscription {
                  set max_deliver to -1"
             );
         }
-        self.check_retention(found.max_age);
-    }
-
-    /// The inbox must remember a message for as long as the stream can deliver it again.
-    fn check_retention(&self, max_age: Option<Duration>) {
-        let Wanted { stream, durable, .. } = &self.wanted;
-        let replay = max_age.map_or_else(|| "for ever".into(), |age| format!("for {}", humantime::format_duration(age)));
-        tracing::warn!(stream, durable, "the stream can deliver a message again {replay}; keep what the inbox handled as long");
+        self.intake.sink().retention_at_least(found.max_age, &format!("max_age of stream {stream}"));
     }
 
     /// Takes messages until it shall stop, which it then has.

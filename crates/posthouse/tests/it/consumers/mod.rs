@@ -3,7 +3,9 @@
 mod away;
 mod feeds;
 mod http;
+mod kafka;
 mod nats;
+mod rabbitmq;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -20,8 +22,6 @@ use sqlx::Sqlite as Db;
 use tokio::sync::Semaphore;
 
 use self::feeds::Feed;
-use self::http::FromHttp;
-use self::nats::FromNats;
 use crate::inbox::{Fixture, effect, quick};
 use crate::support::{SOON, Sqlite, wait_for};
 
@@ -29,8 +29,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 macro_rules! on_all_consumers {
     ($($name:ident),+ $(,)?) => {
-        on_all_consumers!(@ from_nats FromNats $($name)+);
-        on_all_consumers!(@ from_http FromHttp $($name)+);
+        mod suite {
+            on_all_consumers!(@ rabbitmq FromRabbitMq $($name)+);
+            on_all_consumers!(@ kafka FromKafka $($name)+);
+            on_all_consumers!(@ nats FromNats $($name)+);
+            on_all_consumers!(@ http FromHttp $($name)+);
+        }
     };
     (@ $kind:ident $feed:ident $($name:ident)+) => {
         mod $kind { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $name() { crate::support::bounded(crate::consumers::$name::<crate::consumers::$kind::$feed>()).await } )+ }
