@@ -1,14 +1,20 @@
 //! Whether the consumer gets messages when there are any, and why not.
 
+use std::time::{Duration, Instant};
+
 use rdkafka::error::RDKafkaErrorCode as Code;
 
 use crate::consumer::running::Link;
 
+/// So long it may take to join the group before that counts as something wrong.
+const JOINING: Duration = Duration::from_secs(10);
+
 /// What is known, from errors that librdkafka reports and from asking.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Health {
     link: Link,
     brokers: String,
+    since: Instant,
     /// The group has given it its partitions, or none because others have them.
     joined: bool,
     /// Brokers answer, and have every topic.
@@ -24,7 +30,17 @@ pub(super) struct Health {
 
 impl Health {
     pub(super) fn new(link: Link, brokers: &str) -> Self {
-        Self { link, brokers: brokers.to_owned(), ..Self::default() }
+        Self {
+            link,
+            brokers: brokers.to_owned(),
+            since: Instant::now(),
+            joined: false,
+            reachable: false,
+            missing: None,
+            refused: None,
+            trouble: None,
+            shown: None,
+        }
     }
 
     pub(super) fn is_reachable(&self) -> bool {
@@ -83,6 +99,11 @@ impl Health {
             self.link.up();
         } else {
             let why = self.why(held);
+            // At first it isn't, as joining takes a while.
+            let known = self.missing.is_some() || self.trouble.is_some() || self.refused.is_some() || held.is_some();
+            if self.shown.is_none() && !known && self.since.elapsed() < JOINING {
+                return false;
+            }
             if self.shown != Some(false) {
                 tracing::warn!(target: "posthouse::kafka", why, "not consuming");
             }
