@@ -133,7 +133,12 @@ impl Group {
                     Some((Ok(()), _)) => Found::Nothing,
                     Some((Err(_), _)) | None => Found::Unknown,
                 };
-                let offsets = Offsets::new(found, self.ahead);
+                let mut offsets = Offsets::new(found, self.ahead);
+                if offsets.has_suspects()
+                    && let Ok((_, end)) = client.fetch_watermarks(topic, number, LOOK_UP)
+                {
+                    offsets.ended_at(end);
+                }
                 let partition = Arc::new(Partition::new(topic, number, offsets, self.poller.clone()));
                 // Before librdkafka begins to fetch, so that all its messages come here.
                 let queue = queues.as_ref().and_then(|client| client.split_partition_queue(topic, number));

@@ -29,12 +29,12 @@ use tokio::sync::oneshot;
 use self::poller::{Control, Phase, Poller};
 use super::Consumer;
 use super::running::Loop;
+use crate::Error;
 use crate::inbox::Inbox;
 use crate::settings::{ConsumerOrder, ConsumerSettings};
 use crate::store::Backend;
 use crate::transport::KafkaSettings;
 use crate::transport::kafka::record::check_topic;
-use crate::Error;
 
 /// How long to wait before brokers are asked again for a topic's retention.
 const ASK_RETENTION: Duration = Duration::from_secs(30);
@@ -96,7 +96,7 @@ const ASK_RETENTION: Duration = Duration::from_secs(30);
 /// begun, and none begins before a commit says so. Whoever has the partition next treats what lies below as
 /// [redelivered](crate::inbox::Incoming::redelivered): it is written down before it runs, and is FAILED when
 /// [`max_claims`](crate::InboxSettings::max_claims) processes died while they ran it. That is up to 1 000 records (or twice the
-/// prefetch) per partition after a crash, and none after a shutdown in good order.
+/// prefetch) per partition that were there after a crash, and none after a shutdown in good order.
 ///
 /// # Properties
 /// [`KafkaSettings`] are those of the sending side. A consumer differs from librdkafka's defaults in these:

@@ -78,7 +78,13 @@ impl Answerable for Taken {
             Answer::Done => self.partition.offsets().finish(self.number),
             Answer::Refused(why) => {
                 let (topic, partition, offset) = (&self.partition.topic, self.partition.number, self.offset);
-                tracing::warn!(topic, partition, offset, why, "Kafka has no rejection: a refused record is passed over, and stays in its topic");
+                tracing::warn!(
+                    topic,
+                    partition,
+                    offset,
+                    why,
+                    "Kafka has no rejection: a refused record is passed over, and stays in its topic"
+                );
                 self.partition.offsets().finish(self.number);
             }
             // Stopping: whoever has the partition next gets it.

@@ -1,5 +1,6 @@
 //! The Kafka consumer: what the suite needs of it, and what is peculiar to it.
 
+mod deaths;
 mod members;
 mod offsets;
 mod outages;
@@ -58,7 +59,9 @@ impl FromKafka {
     /// Quick to notice what happens in the group.
     fn settings(&self, properties: &[(&str, &str)]) -> KafkaSettings {
         let mut all = settings(&self.brokers, properties);
-        for (name, value) in [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "500"), ("topic.metadata.refresh.interval.ms", "500")] {
+        for (name, value) in
+            [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "500"), ("topic.metadata.refresh.interval.ms", "500")]
+        {
             all.properties.entry(name.into()).or_insert(value.into());
         }
         all

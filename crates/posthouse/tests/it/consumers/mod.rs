@@ -136,9 +136,13 @@ impl<F: Feed> Bench<F> {
     }
 
     async fn with(settings: InboxSettings, script: impl FnOnce(Script) -> Script) -> Self {
+        Self::of(F::new().await, settings, script).await
+    }
+
+    async fn of(feed: F, settings: InboxSettings, script: impl FnOnce(Script) -> Script) -> Self {
         let fixture = Fixture::<Sqlite>::with(settings).await;
         let script = script(Script::new(&fixture.effects));
-        Self { feed: F::new().await, fixture, script }
+        Self { feed, fixture, script }
     }
 
     fn inbox(&self) -> Inbox<Db> {
@@ -231,7 +235,10 @@ async fn cloudevents_of_both_modes_are_understood<F: Feed>() {
         wait_for("the event", PATIENCE, async || bench.script.seen().len() == n + 1).await;
         let got = bench.script.seen().pop().unwrap();
         assert_eq!((got.message_id.as_deref(), &*got.kind, &got.key), (Some(m.message_id.as_str()), "t", &m.key));
-        assert_eq!((String::from_utf8_lossy(&got.payload), &*got.content_type), (String::from_utf8_lossy(&m.payload), "application/json"));
+        assert_eq!(
+            (String::from_utf8_lossy(&got.payload), &*got.content_type),
+            (String::from_utf8_lossy(&m.payload), "application/json")
+        );
         assert_eq!(got.headers.get("traceparent"), m.headers.get("traceparent"));
     }
     consumer.shutdown(SOON).await;
