@@ -98,6 +98,7 @@ impl Group {
     }
 
     fn committed(&self, result: Result<(), KafkaError>, marks: Marks) {
+        self.health().committed(result.as_ref().err().map(KafkaError::to_string));
         let mut state = self.state();
         state.committing = false;
         match result {

@@ -72,6 +72,26 @@ async fn a_topic_that_is_made_later_is_consumed_then() {
     .await;
 }
 
+/// Otherwise one that kills its process at once would do so for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_begins_before_a_commit_says_so_and_the_status_says_why() {
+    bounded(async {
+        // No commit with metadata goes through.
+        let broker = Broker::kafka_with("offset.metadata.max.bytes=1").await;
+        let bench = Bench::of(FromKafka::on(broker.url(), 1).await, quick(), |script| script).await;
+        bench.feed.produce(records(0..3)).await;
+        let consumer = bench.consume(in_order()).await;
+        wait_for("it to say so", PATIENCE, async || {
+            consumer.status().last_error.is_some_and(|e| e.contains("committed") && e.to_lowercase().contains("metadata"))
+        })
+        .await;
+        assert!(!consumer.status().connected);
+        assert_eq!((bench.script.seen().len(), consumer.status().in_hand), (0, 0));
+        consumer.shutdown(SOON).await;
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopping_is_quick_while_the_brokers_are_away() {
     bounded(async {
