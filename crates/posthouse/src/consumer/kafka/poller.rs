@@ -40,8 +40,8 @@ const COMMIT: Duration = Duration::from_secs(1);
 /// How often brokers are asked while something is wrong, and how long each time.
 const ASK: Duration = Duration::from_secs(1);
 
-/// How long the last commit may take.
-const LAST_COMMIT: Duration = Duration::from_secs(3);
+/// How long a commit that is under way is waited for at the end.
+const END_COMMIT: Duration = Duration::from_secs(3);
 
 /// A commit allows to begin so many records beyond what was taken, or twice the prefetch: as many as take a while to use up.
 const AHEAD: u32 = 1_000;
@@ -247,7 +247,7 @@ impl<'a> Session<'a> {
                     false
                 }
                 Phase::Leaving => {
-                    self.commit_last();
+                    self.end_commit();
                     return Ok(());
                 }
                 Phase::Abandoned => {
@@ -383,26 +383,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Nothing runs any more.
-    fn commit_last(&mut self) {
-        let until = Instant::now() + LAST_COMMIT;
-        let mut sent = false;
-        while Instant::now() < until && self.group().health().is_reachable() {
-            if !self.group().is_committing() {
-                let marks = self.queues.iter().filter_map(|queue| {
-                    let mark = queue.partition.offsets().last(queue.partition.live() > 0)?;
-                    Some((queue.partition.clone(), mark))
-                });
-                let marks: Vec<_> = marks.collect();
-                if marks.is_empty() || sent {
-                    return;
-                }
-                self.group().commit(&self.committer, marks);
-                sent = true;
-            }
-            if self.poll_group().is_err() {
-                return;
-            }
+    /// Waits for the commit that is under way. The last one is made when the client closes, as for any partition that is left.
+    fn end_commit(&self) {
+        let until = Instant::now() + END_COMMIT;
+        while Instant::now() < until && self.group().is_committing() && self.group().health().is_reachable() {
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }
