@@ -1,7 +1,7 @@
 //! What the group gives and takes, and what librdkafka reports. All of it is called in the thread that polls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext, Rebalance};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode as Code};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::health::Health;
@@ -22,10 +22,16 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 /// What is running when partitions are revoked is waited for this long at most, and half the time that the group allows.
 const LET_FINISH: Duration = Duration::from_secs(30);
 
+/// How long no commit is begun after one that failed; what it said is said again then.
+const PAUSE: Duration = Duration::from_millis(200);
+
 pub(super) type KafkaClient = BaseConsumer<Group>;
 
 /// A partition and the queue its messages come in.
 pub(super) type Assigned = (Arc<Partition>, PartitionQueue<Group>);
+
+/// What to commit.
+pub(super) type Marks = Vec<(Arc<Partition>, Mark)>;
 
 pub(super) struct Group {
     pub(super) health: Mutex<Health>,
@@ -41,9 +47,9 @@ struct State {
     partitions: Vec<Arc<Partition>>,
     /// For the poller. (Queues keep their client, which keeps this, so they don't stay here.)
     assigned: Vec<Assigned>,
-    /// The commit that is under way.
-    commit: Option<(Instant, Vec<(Arc<Partition>, Mark)>)>,
-    /// No commit before.
+    /// One is under way.
+    committing: bool,
+    /// None before.
     pause: Option<Instant>,
 }
 
@@ -78,27 +84,32 @@ impl Group {
     }
 
     pub(super) fn is_committing(&self) -> bool {
-        self.state().commit.is_some()
+        self.state().committing
     }
 
-    /// Whether a commit may be sent now.
+    /// Whether a commit may be begun now.
     pub(super) fn may_commit(&self) -> bool {
-        let mut state = self.state();
-        let Some((since, _)) = &state.commit else { return state.pause.is_none_or(|until| until <= Instant::now()) };
-        // Its report always comes, within the timeout of a request.
-        if since.elapsed() > Duration::from_secs(120) {
-            state.commit = None;
-        }
-        false
+        let state = self.state();
+        !state.committing && state.pause.is_none_or(|until| until <= Instant::now())
     }
 
-    pub(super) fn commit(&self, client: &KafkaClient, marks: Vec<(Arc<Partition>, Mark)>) {
-        let result = client.commit(&list(&marks), CommitMode::Async);
+    pub(super) fn commit(&self, committer: &mpsc::Sender<Marks>, marks: Vec<(Arc<Partition>, Mark)>) {
+        self.state().committing = committer.send(marks).is_ok();
+    }
+
+    fn committed(&self, result: Result<(), KafkaError>, marks: Marks) {
+        self.health().committed(result.as_ref().err().map(KafkaError::to_string));
         let mut state = self.state();
+        state.committing = false;
         match result {
-            Ok(()) => state.commit = Some((Instant::now(), marks)),
-            Err(error) => failed(&mut state, &error),
+            Ok(()) => marks.into_iter().for_each(|(partition, mark)| partition.offsets().confirm(mark)),
+            Err(error) => {
+                tracing::debug!(target: "posthouse::kafka", %error, "a commit failed");
+                state.pause = Some(Instant::now() + PAUSE);
+            }
         }
+        drop(state);
+        self.poller.unpark();
     }
 
     fn assign(&self, client: &KafkaClient, list: &TopicPartitionList) {
@@ -123,7 +134,12 @@ impl Group {
                     Some((Ok(()), _)) => Found::Nothing,
                     Some((Err(_), _)) | None => Found::Unknown,
                 };
-                let offsets = Offsets::new(found, self.ahead);
+                let mut offsets = Offsets::new(found, self.ahead);
+                if offsets.has_suspects()
+                    && let Ok((_, end)) = client.fetch_watermarks(topic, number, LOOK_UP)
+                {
+                    offsets.ended_at(end);
+                }
                 let partition = Arc::new(Partition::new(topic, number, offsets, self.poller.clone()));
                 // Before librdkafka begins to fetch, so that all its messages come here.
                 let queue = queues.as_ref().and_then(|client| client.split_partition_queue(topic, number));
@@ -156,7 +172,8 @@ impl Group {
         }
         let until = Instant::now() + self.let_finish;
         let running = || leaving.iter().map(|partition| partition.live()).sum::<usize>();
-        while running() > 0 {
+        // A commit on its way must not come after the last one.
+        while running() > 0 || self.is_committing() && self.health().is_reachable() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 tracing::warn!(
@@ -194,10 +211,20 @@ impl Group {
     }
 }
 
-/// Holds commits back for a moment after one that failed; what it said is said again then.
-fn failed(state: &mut State, error: &KafkaError) {
-    tracing::debug!(target: "posthouse::kafka", %error, "a commit failed");
-    state.pause = Some(Instant::now() + Duration::from_millis(200));
+/// A thread that commits what it is sent, as librdkafka reports on a commit only to who waits for it. It ends with the sender.
+pub(super) fn committer(client: &Arc<KafkaClient>) -> std::io::Result<mpsc::Sender<Marks>> {
+    let client = Arc::downgrade(client);
+    let (committer, to_commit) = mpsc::channel::<Marks>();
+    let thread = std::thread::Builder::new().name("posthouse-kafka-commit".into());
+    thread.spawn(move || {
+        for mut marks in to_commit {
+            let Some(client) = client.upgrade() else { return };
+            marks.retain(|(partition, _)| !partition.is_gone());
+            let result = if marks.is_empty() { Ok(()) } else { client.commit(&list(&marks), CommitMode::Sync) };
+            client.context().committed(result, marks);
+        }
+    })?;
+    Ok(committer)
 }
 
 fn list(marks: &[(Arc<Partition>, Mark)]) -> TopicPartitionList {
@@ -236,23 +263,6 @@ impl ConsumerContext for Group {
             Rebalance::Error(error) => {
                 tracing::warn!(target: "posthouse::kafka", %error, "partitions could not be shared out");
             }
-        }
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let mut state = self.state();
-        let Some((_, marks)) = state.commit.take() else { return };
-        let mut error = result.err();
-        for (partition, mark) in marks {
-            let of_it = offsets.find_partition(&partition.topic, partition.number).map(|entry| entry.error());
-            match of_it {
-                Some(Err(e)) => error = Some(e),
-                _ if error.is_none() => partition.offsets().confirm(mark),
-                _ => {}
-            }
-        }
-        if let Some(error) = error {
-            failed(&mut state, &error);
         }
     }
 }

@@ -97,7 +97,8 @@ const ASK_RETENTION: Duration = Duration::from_secs(30);
 /// begun, and none begins before a commit says so. Whoever has the partition next treats what lies below as
 /// [redelivered](crate::inbox::Incoming::redelivered): it is written down before it runs, and is FAILED when
 /// [`max_claims`](crate::InboxSettings::max_claims) processes died while they ran it. That is up to 1 000 records (or twice the
-/// prefetch) per partition after a crash, and none after a shutdown in good order.
+/// prefetch) per partition that were there after a crash, and none after a shutdown in good order. (The metadata takes up to 36
+/// bytes; brokers that allow less, by `offset.metadata.max.bytes`, can't be consumed from, and the status says so.)
 ///
 /// # Properties
 /// [`KafkaSettings`] are those of the sending side. A consumer differs from librdkafka's defaults in these:

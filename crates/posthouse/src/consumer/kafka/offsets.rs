@@ -63,6 +63,16 @@ impl Offsets {
         Self { in_hand: BTreeMap::new(), taken: 0, position: None, suspect, confirmed, ahead }
     }
 
+    /// Whether an earlier owner may have begun something that isn't finished.
+    pub(super) fn has_suspects(&self) -> bool {
+        self.suspect.is_none_or(|suspect| self.confirmed.is_some_and(|mark| mark.offset < suspect))
+    }
+
+    /// Where the partition ended when it was assigned: what came later, nobody has begun.
+    pub(super) fn ended_at(&mut self, end: i64) {
+        self.suspect = Some(self.suspect.map_or(end, |suspect| suspect.min(end)));
+    }
+
     /// Whether a commit has said that the message at this offset may begin.
     pub(super) fn may_take(&self, offset: i64) -> bool {
         self.confirmed.is_some_and(|mark| offset < mark.begun)
@@ -174,6 +184,24 @@ mod tests {
         assert_eq!(suspects(Found::Nothing, [0, 1, 2]), [false; 3]);
         assert_eq!(suspects(Found::Mark { offset: 7, metadata: "another client's" }, [7, 8, 9]), [false; 3]);
         assert_eq!(suspects(Found::Unknown, [7, 106, 107]), [true, true, false]);
+    }
+
+    #[test]
+    fn what_came_after_an_owner_died_is_not_suspect() {
+        let metadata = mark(7, 20).metadata();
+        for (found, end, suspects) in [
+            (Found::Mark { offset: 7, metadata: &metadata }, 10, 10),
+            (Found::Mark { offset: 7, metadata: &metadata }, 30, 20),
+            (Found::Unknown, 10, 10),
+        ] {
+            let mut offsets = Offsets::new(found, 100);
+            assert!(offsets.has_suspects());
+            offsets.ended_at(end);
+            assert_eq!((offsets.take(suspects - 1).1, offsets.take(suspects).1), (true, false), "{found:?} {end}");
+        }
+        let metadata = mark(7, 7).metadata();
+        assert!(!Offsets::new(Found::Mark { offset: 7, metadata: &metadata }, 100).has_suspects());
+        assert!(!Offsets::new(Found::Nothing, 100).has_suspects());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use rdkafka::message::{BorrowedMessage, Message as _};
 use tokio::runtime::Handle;
 
 use super::config::longest_pause;
-use super::group::{Group, KafkaClient};
+use super::group::{Group, KafkaClient, Marks, committer};
 use super::health::Health;
 use super::partition::Partition;
 use super::record::received;
@@ -29,6 +29,7 @@ use crate::consumer::decode::Received;
 use crate::consumer::intake::{Intake, Place};
 use crate::consumer::running::Link;
 use crate::inbox::Source;
+use crate::transport::kafka::settings::explain;
 
 /// How long it waits for something to happen at most.
 const TICK: Duration = Duration::from_millis(50);
@@ -39,8 +40,8 @@ const COMMIT: Duration = Duration::from_secs(1);
 /// How often brokers are asked while something is wrong, and how long each time.
 const ASK: Duration = Duration::from_secs(1);
 
-/// How long the last commit may take.
-const LAST_COMMIT: Duration = Duration::from_secs(3);
+/// How long a commit that is under way is waited for at the end.
+const END_COMMIT: Duration = Duration::from_secs(3);
 
 /// A commit allows to begin so many records beyond what was taken, or twice the prefetch: as many as take a while to use up.
 const AHEAD: u32 = 1_000;
@@ -116,7 +117,7 @@ impl Poller {
                         why
                     }
                 },
-                Err(e) => e.to_string(),
+                Err(why) => why,
             };
             tracing::warn!(target: "posthouse::kafka", why, again_in = ?pause, "the consumer can't go on; a new client is made");
             self.link.down(why);
@@ -185,6 +186,7 @@ struct Session<'a> {
     /// Before the client, as each has it.
     queues: Vec<Queue>,
     client: Arc<KafkaClient>,
+    committer: mpsc::Sender<Marks>,
     /// Where to begin, so that each partition has its turn.
     turn: usize,
     place: Option<Place>,
@@ -203,22 +205,24 @@ impl Wake for Unpark {
 }
 
 impl<'a> Session<'a> {
-    fn start(poller: &'a Poller) -> Result<Self, KafkaError> {
+    fn start(poller: &'a Poller) -> Result<Self, String> {
         let thread = std::thread::current();
         let brokers = poller.config.get("bootstrap.servers").unwrap_or_default();
         let ahead = i64::from(AHEAD.max(2 * poller.intake.settings().prefetch));
         let health = Health::new(poller.link.clone(), brokers);
         let group = Group::new(health, thread.clone(), ahead, longest_pause(&poller.config));
-        let mut client: BaseConsumer<Group> = poller.config.create_with_context(group)?;
+        let mut client: BaseConsumer<Group> = poller.config.create_with_context(group).map_err(|e| explain(&e))?;
         let woken = thread.clone();
         client.set_nonempty_callback(move || woken.unpark());
         let client = Arc::new(client);
         client.context().is_of(&client);
-        client.subscribe(&poller.topics.iter().map(String::as_str).collect::<Vec<_>>())?;
+        client.subscribe(&poller.topics.iter().map(String::as_str).collect::<Vec<_>>()).map_err(|e| e.to_string())?;
+        let committer = committer(&client).map_err(|e| format!("no thread could be started: {e}"))?;
         Ok(Self {
             poller,
             queues: Vec::new(),
             client,
+            committer,
             turn: 0,
             place: None,
             waiting: None,
@@ -243,7 +247,7 @@ impl<'a> Session<'a> {
                     false
                 }
                 Phase::Leaving => {
-                    self.commit_last();
+                    self.end_commit();
                     return Ok(());
                 }
                 Phase::Abandoned => {
@@ -375,30 +379,14 @@ impl<'a> Session<'a> {
         });
         let marks: Vec<_> = marks.collect();
         if !marks.is_empty() {
-            self.group().commit(&self.client, marks);
+            self.group().commit(&self.committer, marks);
         }
     }
 
-    /// Nothing runs any more.
-    fn commit_last(&mut self) {
-        let until = Instant::now() + LAST_COMMIT;
-        let mut sent = false;
-        while Instant::now() < until && self.group().health().is_reachable() {
-            if !self.group().is_committing() {
-                let marks = self.queues.iter().filter_map(|queue| {
-                    let mark = queue.partition.offsets().last(queue.partition.live() > 0)?;
-                    Some((queue.partition.clone(), mark))
-                });
-                let marks: Vec<_> = marks.collect();
-                if marks.is_empty() || sent {
-                    return;
-                }
-                self.group().commit(&self.client, marks);
-                sent = true;
-            }
-            if self.poll_group().is_err() {
-                return;
-            }
+    /// Waits for the commit that is under way. The last one is made when the client closes, as for any partition that is left.
+    fn end_commit(&self) {
+        let until = Instant::now() + END_COMMIT;
+        while Instant::now() < until && self.group().is_committing() && self.group().health().is_reachable() {
             std::thread::park_timeout(Duration::from_millis(5));
         }
     }

@@ -1,5 +1,6 @@
 //! The Kafka consumer: what the suite needs of it, and what is peculiar to it.
 
+mod deaths;
 mod members;
 mod offsets;
 mod outages;

@@ -143,9 +143,13 @@ impl<F: Feed> Bench<F> {
     }
 
     async fn with(settings: InboxSettings, script: impl FnOnce(Script) -> Script) -> Self {
+        Self::of(F::new().await, settings, script).await
+    }
+
+    async fn of(feed: F, settings: InboxSettings, script: impl FnOnce(Script) -> Script) -> Self {
         let fixture = Fixture::<Sqlite>::with(settings).await;
         let script = script(Script::new(&fixture.effects));
-        Self { feed: F::new().await, fixture, script }
+        Self { feed, fixture, script }
     }
 
     fn inbox(&self) -> Inbox<Db> {

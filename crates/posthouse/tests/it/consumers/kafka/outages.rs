@@ -29,7 +29,7 @@ fn records(ids: std::ops::Range<usize>) -> Vec<RawRecord> {
 async fn a_broker_that_is_killed_and_comes_back_is_consumed_on() {
     bounded(async {
         let broker = Broker::kafka().await;
-        let bench = Bench::<FromKafka> { feed: FromKafka::on(broker.url(), 1).await, ..Bench::new().await };
+        let bench = Bench::of(FromKafka::on(broker.url(), 1).await, quick(), |script| script).await;
         bench.feed.produce(records(0..50)).await;
         broker.kill().await;
         // It is away when the consumer starts.
@@ -39,7 +39,7 @@ async fn a_broker_that_is_killed_and_comes_back_is_consumed_on() {
         broker.start().await;
         bench.wait_effects(50).await;
         wait_for("it to say so", PATIENCE, async || consumer.status().connected).await;
-        for round in 1..3 {
+        for round in 1..2 {
             broker.kill().await;
             wait_for("it to notice", PATIENCE, async || !consumer.status().connected).await;
             broker.start().await;
@@ -56,7 +56,7 @@ async fn a_broker_that_is_killed_and_comes_back_is_consumed_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_that_is_made_later_is_consumed_then() {
     bounded(async {
-        let bench = Bench::<FromKafka> { feed: FromKafka::without_topic(&url()), ..Bench::new().await };
+        let bench = Bench::of(FromKafka::without_topic(&url()), quick(), |script| script).await;
         let consumer = bench.consume(in_order()).await;
         wait_for("it to say so", PATIENCE, async || {
             let status = consumer.status();
@@ -67,6 +67,26 @@ async fn a_topic_that_is_made_later_is_consumed_then() {
         bench.feed.produce(records(0..5)).await;
         bench.wait_effects(5).await;
         wait_for("it to say so", PATIENCE, async || consumer.status().connected).await;
+        consumer.shutdown(SOON).await;
+    })
+    .await;
+}
+
+/// Otherwise one that kills its process at once would do so for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_begins_before_a_commit_says_so_and_the_status_says_why() {
+    bounded(async {
+        // No commit with metadata goes through.
+        let broker = Broker::kafka_with("offset.metadata.max.bytes=1").await;
+        let bench = Bench::of(FromKafka::on(broker.url(), 1).await, quick(), |script| script).await;
+        bench.feed.produce(records(0..3)).await;
+        let consumer = bench.consume(in_order()).await;
+        wait_for("it to say so", PATIENCE, async || {
+            consumer.status().last_error.is_some_and(|e| e.contains("committed") && e.to_lowercase().contains("metadata"))
+        })
+        .await;
+        assert!(!consumer.status().connected);
+        assert_eq!((bench.script.seen().len(), consumer.status().in_hand), (0, 0));
         consumer.shutdown(SOON).await;
     })
     .await;
