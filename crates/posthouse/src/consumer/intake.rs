@@ -332,6 +332,7 @@ impl Intake {
                 "messages were still running at the end of the time for stopping; they are rolled back and delivered again"
             );
             tasks.shutdown().await;
+            self.drop_waiting();
         }
         done
     }
@@ -341,6 +342,13 @@ impl Intake {
     /// Ends everything now.
     pub(crate) fn abort(&self) {
         locked(&self.0.tasks).abort_all();
+        self.drop_waiting();
+    }
+
+    /// Drops what stands in lanes whose tasks were ended, unanswered.
+    fn drop_waiting(&self) {
+        let waiting = std::mem::take(&mut *locked(&self.0.lanes));
+        drop(waiting);
     }
 }
 
