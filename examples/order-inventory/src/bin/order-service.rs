@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
 use order_inventory::{Broker, DeductStock, EXCHANGE, QUEUE, TOPIC, asked_to_stop, setting};
-use posthouse::transport::{Kafka, KafkaSettings, RabbitMq};
+use posthouse::transport::{Kafka, RabbitMq};
 use posthouse::{Event as _, Outbox, RabbitMqRoute, Relay, Route};
 use serde::Deserialize;
 use sqlx::{PgPool, Postgres};
@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Broker::Kafka(brokers) => {
             let route = Route::to(format!("kafka:{TOPIC}"));
-            relay.transport("kafka", Kafka::new(KafkaSettings::new(brokers))?).route(DeductStock::DESTINATION, route)
+            relay.transport("kafka", Kafka::new(&*brokers)?).route(DeductStock::DESTINATION, route)
         }
     };
     let relay = relay.start().await?;
