@@ -300,6 +300,10 @@ async fn a_server_that_falls_silent_is_noticed() {
         let proxy = Proxy::start(bench.feed.url.strip_prefix("nats://").unwrap().to_owned()).await;
         let direct = bench.feed.clone();
         bench.feed.url = format!("nats://{}", proxy.address);
+        // What the server sends into the silence comes again after it.
+        let stream = direct.js.get_stream(&direct.stream).await.unwrap();
+        let config = Config { durable_name: Some(DURABLE.into()), ack_wait: Duration::from_secs(2), ..Config::default() };
+        stream.create_consumer(config).await.unwrap();
         let consumer = bench.consume(ConsumerSettings::default()).await;
         direct.send(&message("1"), |route| route).await;
         bench.wait_effects(1).await;
