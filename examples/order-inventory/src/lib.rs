@@ -59,6 +59,12 @@ pub fn setting(name: &str, default: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| default.into())
 }
 
+/// Logs to standard error what `RUST_LOG` asks for; `info` by default.
+pub fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
 /// Ends with Ctrl-C, or SIGTERM.
 pub async fn asked_to_stop() {
     let terminated = async {

@@ -86,9 +86,10 @@ async fn run(options: &Options) -> Outcome<bool> {
 
     let address = Arc::new(Mutex::new(address));
     let placed = Arc::new(AtomicU64::new(0));
+    let allowed = Arc::new(AtomicU64::new(0));
     let done = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..CLIENTS)
-        .map(|client| tokio::spawn(place(client, options.orders, address.clone(), placed.clone(), deadline)))
+        .map(|client| tokio::spawn(place(client, options.orders, address.clone(), placed.clone(), allowed.clone(), deadline)))
         .collect();
     let progress = tokio::spawn(report(options.orders, placed.clone(), databases.clone(), done.clone()));
 
@@ -100,10 +101,17 @@ async fn run(options: &Options) -> Outcome<bool> {
         faults.extend((0..times).map(|_| fault));
     }
     fastrand::shuffle(&mut faults);
+    let share = |n: usize| u64::from(options.orders) * n as u64 / (faults.len() as u64 + 1);
     for (n, fault) in faults.iter().enumerate() {
-        let at = u64::from(options.orders) * (n as u64 + 1) / (faults.len() as u64 + 1);
-        while placed.load(Relaxed) < at {
+        // As many orders lie between two faults as between others, and some of them are on their way when the next one comes.
+        allowed.store(share(n + 2), Relaxed);
+        while placed.load(Relaxed) < share(n + 1) {
             in_time(deadline, "orders to be placed")?;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let before = databases.books().await?.movements;
+        let long_enough = Instant::now() + Duration::from_secs(1);
+        while databases.books().await?.movements == before && Instant::now() < long_enough {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         eprintln!("{:>6.1} s  {fault}", started.elapsed().as_secs_f64());
@@ -123,6 +131,7 @@ async fn run(options: &Options) -> Outcome<bool> {
             }
         }
     }
+    allowed.store(u64::MAX, Relaxed);
     for client in clients {
         client.await??;
     }
@@ -169,11 +178,16 @@ async fn place(
     orders: u32,
     address: Arc<Mutex<String>>,
     placed: Arc<AtomicU64>,
+    allowed: Arc<AtomicU64>,
     deadline: Instant,
 ) -> Outcome<()> {
     let http = reqwest::Client::new();
     for n in (client as u32..orders).step_by(CLIENTS) {
         let order = serde_json::json!({ "sku": (["lamp", "chair", "desk"])[n as usize % 3], "count": if n % 10 == 9 { 0 } else { n % 5 + 1 } });
+        while placed.load(Relaxed) >= allowed.load(Relaxed) {
+            in_time(deadline, "a fault")?;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         loop {
             let url = format!("{}/orders", address.lock().map_err(|_| "a fault panicked")?);
             match http.post(url).json(&order).send().await {
@@ -220,7 +234,7 @@ impl Service {
             ("INVENTORY_DATABASE_URL", databases.inventory_url.clone()),
             ("FAIL_PERCENT", options.fail_percent.to_string()),
             ("LISTEN", "127.0.0.1:0".into()),
-            ("RUST_LOG", "error".into()),
+            ("RUST_LOG", "off".into()),
         ];
         Self { name, variables, child: Default::default() }
     }

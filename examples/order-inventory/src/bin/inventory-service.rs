@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use order_inventory::{Broker, DeductStock, QUEUE, TOPIC, asked_to_stop, setting};
+use order_inventory::{Broker, DeductStock, QUEUE, TOPIC, asked_to_stop, setting, start_log};
 use posthouse::consumer::{KafkaConsumer, RabbitMqConsumer};
 use posthouse::inbox::{Handler, HandlerError, Inbox};
 use posthouse::{Event as _, Tx};
@@ -42,7 +42,7 @@ impl Handler<MySql> for Deduct {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    start_log();
     let pool = MySqlPool::connect(&setting("INVENTORY_DATABASE_URL", "mysql://localhost/inventory")).await?;
     for table in [
         "CREATE TABLE IF NOT EXISTS stock (sku VARCHAR(100) PRIMARY KEY, count BIGINT NOT NULL)",

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
-use order_inventory::{Broker, DeductStock, EXCHANGE, QUEUE, TOPIC, asked_to_stop, setting};
+use order_inventory::{Broker, DeductStock, EXCHANGE, QUEUE, TOPIC, asked_to_stop, setting, start_log};
 use posthouse::transport::{Kafka, RabbitMq};
 use posthouse::{Event as _, Outbox, RabbitMqRoute, Relay, Route};
 use serde::Deserialize;
@@ -47,7 +47,7 @@ async fn place(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    start_log();
     let pool = PgPool::connect(&setting("ORDERS_DATABASE_URL", "postgres://localhost/orders")).await?;
     sqlx::query(
         "CREATE TABLE IF NOT EXISTS orders \
