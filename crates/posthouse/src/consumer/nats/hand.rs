@@ -89,13 +89,14 @@ impl Hand {
         self.0.way.send_replace(Way::Closed);
     }
 
-    pub(super) fn hold(&self, subject: Subject, life: u64) -> Delivery {
+    /// `in_order`: it keeps its place before later ones, and isn't given back while it can be tried again here.
+    pub(super) fn hold(&self, subject: Subject, life: u64, in_order: bool) -> Delivery {
         let reply = Reply { subject, life };
         let mut state = self.state();
         state.next += 1;
         let id = state.next;
         state.held.insert(id, reply.clone());
-        Delivery { hand: self.clone(), id, reply, answered: false }
+        Delivery { hand: self.clone(), id, reply, in_order, answered: false }
     }
 
     /// Says of everything that is held that it is being worked on.
@@ -156,6 +157,7 @@ pub(super) struct Delivery {
     hand: Hand,
     id: u64,
     reply: Reply,
+    in_order: bool,
     answered: bool,
 }
 
@@ -174,6 +176,10 @@ impl Answerable for Delivery {
             }
             self.answered = true;
         })
+    }
+
+    fn stays(&self) -> bool {
+        self.in_order
     }
 }
 

@@ -368,7 +368,8 @@ impl Subscription {
         // There is one, or will be in a moment: no more are asked for than there is room.
         let place = self.intake.place().await;
         let Some(reply) = message.reply.clone() else { return };
-        let delivery = self.hand.hold(reply, self.life);
+        let in_order = self.intake.settings().order != ConsumerOrder::None;
+        let delivery = self.hand.hold(reply, self.life, in_order);
         let incoming = message::incoming(message, &self.intake.settings().id_from);
         self.intake.take(place, &self.wanted.stream, incoming, delivery);
     }

@@ -15,8 +15,6 @@ use std::time::Duration;
 use posthouse::consumer::Consumer;
 use posthouse::inbox::{Handler, HandlerError, Inbox, Incoming};
 use posthouse::store::{InboxFilter, InboxStatus};
-use posthouse::testing::deliver;
-use posthouse::transport::Outcome;
 use posthouse::{CloudEvents, ConsumerOrder, ConsumerSettings, Envelope, InboxSettings, MissingId, Tx};
 use sqlx::Sqlite as Db;
 use tokio::sync::Semaphore;

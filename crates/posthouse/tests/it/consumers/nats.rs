@@ -458,6 +458,35 @@ async fn while_the_database_is_away_messages_go_back_and_their_effect_comes_late
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_survives_an_absent_database() {
+    bounded(async {
+        let (away, feed) = (Away::new().await, FromNats::new().await);
+        let mut settings = ConsumerSettings::default();
+        settings.order = ConsumerOrder::Key;
+        let consumer = feed.consumer().settings(settings).start(&away.inbox).await.unwrap();
+        let send = async |id: &str| {
+            let mut m = message(id);
+            m.key = Some("k".into());
+            feed.send(&m, |route| route).await;
+        };
+        send("1").await;
+        wait_for("the first effect", PATIENCE, async || away.fixture.effects().await == 1).await;
+        away.proxy.set(Mode::Cut);
+        send("2").await;
+        wait_for("its failure", PATIENCE, async || consumer.status().given_back >= 2).await;
+        for id in ["3", "4"] {
+            send(id).await;
+        }
+        away.proxy.set(Mode::Open);
+        wait_for("all effects", PATIENCE, async || away.fixture.effects().await == 4).await;
+        wait_for("their acknowledgement", PATIENCE, async || feed.unacknowledged().await == 0).await;
+        assert_eq!(*away.order.lock().unwrap(), ["1", "2", "3", "4"]);
+        consumer.shutdown(SOON).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_loses_messages_is_not_used() {
     bounded(async {
         let bench = Bench::<FromNats>::new().await;
