@@ -22,7 +22,7 @@ use super::intake::Intake;
 use super::running::{Link as Status, Loop, Stop};
 use crate::Error;
 use crate::inbox::Inbox;
-use crate::settings::ConsumerSettings;
+use crate::settings::{ConsumerOrder, ConsumerSettings};
 use crate::store::Backend;
 use crate::transport::NatsSettings;
 use crate::transport::nats::connection::{Connection, Denied, Link};
@@ -440,7 +440,7 @@ impl Subscription {
         if let Ok(FromServer::Message(message)) = FromServer::read(message, &session.context)
             && let Some(reply) = message.reply.clone()
         {
-            late.push(self.hand.hold(reply, self.life));
+            late.push(self.hand.hold(reply, self.life, false));
         }
         true
     }

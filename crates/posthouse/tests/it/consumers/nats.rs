@@ -11,7 +11,7 @@ use posthouse::consumer::{Consumer, NatsConsumer};
 use posthouse::inbox::{Inbox, Source};
 use posthouse::testing::deliver;
 use posthouse::transport::{Nats, Outcome};
-use posthouse::{ConsumerSettings, Envelope, Error, Route};
+use posthouse::{ConsumerOrder, ConsumerSettings, Envelope, Error, Route};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
