@@ -295,7 +295,7 @@ async fn methods_and_generics<T: TestDb>() {
             name: impl Into<String> + Send,
         ) -> Result<(String, Message), Error>
         where
-            T: 's,
+            &'b str: Into<String>,
         {
             T::execute_in(tx, format!("INSERT INTO {} (id) VALUES ({first})", self.orders)).await;
             self.placed += 1;

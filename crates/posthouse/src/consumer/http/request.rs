@@ -131,12 +131,11 @@ impl<'h> Signed<'h> {
 
 fn received(headers: &HeaderMap, payload: Vec<u8>) -> Received {
     let mut received = Received { payload, encoded: true, ..Received::default() };
-    for name in IDS.into_iter().filter(|name| headers.contains_key(*name)) {
+    if let Some(name) = IDS.into_iter().find(|name| headers.contains_key(*name)) {
         if headers.get_all(name).iter().count() > 1 {
             received.malformed = Some(format!("the header {name} came several times"));
         }
         received.message_id = headers.get(name).and_then(text);
-        break;
     }
     let attempt = headers.get("posthouse-attempt").and_then(text).and_then(|attempt| attempt.parse::<u64>().ok());
     received.redelivered = attempt.is_some_and(|attempt| attempt > 1);

@@ -12,7 +12,8 @@ use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::{BasicProperties, Channel, Connection};
 use posthouse::consumer::RabbitMqConsumer;
 use posthouse::inbox::Source;
-use posthouse::transport::{RabbitMq, RabbitMqSettings};
+use posthouse::testing::deliver;
+use posthouse::transport::{Outcome, RabbitMq, RabbitMqSettings};
 use posthouse::{QueueType, Route};
 
 use super::*;
