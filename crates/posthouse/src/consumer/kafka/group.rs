@@ -94,7 +94,11 @@ impl Group {
     }
 
     pub(super) fn commit(&self, committer: &mpsc::Sender<Marks>, marks: Vec<(Arc<Partition>, Mark)>) {
-        self.state().committing = committer.send(marks).is_ok();
+        // Before it is sent: it may be done with at once.
+        self.state().committing = true;
+        if committer.send(marks).is_err() {
+            self.state().committing = false;
+        }
     }
 
     fn committed(&self, result: Result<(), KafkaError>, marks: Marks) {

@@ -123,8 +123,8 @@ async fn the_database_is_away(queue_type: QueueType, limits: &[(&str, AMQPValue)
     let away = std::time::Instant::now();
     feed.send(&message("1"), |route| route).await;
     wait_for("several tries in vain", PATIENCE, async || consumer.status().given_back >= 5).await;
-    // Half of 0.1, 0.2, 0.4 and 0.8 s at least.
-    assert!(away.elapsed() > Duration::from_millis(750), "{:?}", away.elapsed());
+    // Half of 0.1 s before it goes back at least, then of 0.1, 0.2 and 0.4 s where it is kept.
+    assert!(away.elapsed() > Duration::from_millis(400), "{:?}", away.elapsed());
     proxy.set(Mode::Open);
     wait_for("its effect", PATIENCE, async || fixture.effects().await == 1).await;
     wait_for("the acknowledgement", PATIENCE, async || consumer.status().in_hand == 0).await;
