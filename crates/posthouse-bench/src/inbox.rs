@@ -103,7 +103,10 @@ fn messages(n: u32) -> Vec<Incoming> {
         let deduct = Deduct { order: order.into(), sku: format!("sku-{}", fastrand::u32(..ARTICLES)), count: 1 };
         let id = format!("{:032x}", fastrand::u128(..));
         let source = Source::RabbitMq { exchange: "orders".into(), routing_key: "stock.deduct".into() };
-        Incoming::new(id, must("json", serde_json::to_vec(&deduct))).typed("stock.deduct.v1").key(order.to_string()).source(source)
+        Incoming::new(id, must("json", serde_json::to_vec(&deduct)))
+            .typed("stock.deduct.v1")
+            .key(order.to_string())
+            .source(source)
     };
     (0..n).map(message).collect()
 }

@@ -180,7 +180,6 @@ impl InboxRows for Sqlite {
         Ok(done.rows_affected() == 1)
     }
 
-
     async fn inbox_marked<'c>(conn: &'c mut SqliteConnection, _: &'c Tables) -> Result<bool, Error> {
         match sqlx::raw_sql("RELEASE SAVEPOINT posthouse_inbox").execute(conn).await {
             Ok(_) => Ok(true),
