@@ -68,6 +68,7 @@ pub(crate) trait Sink: fmt::Debug + Send + Sync + 'static {
     fn handle<'a>(&'a self, incoming: &'a Incoming) -> BoxFuture<'a, Result<Handled, Error>>;
     fn consumer(&self) -> &str;
     fn hold_purge(&self) -> PurgeHold;
+    #[cfg(any(feature = "kafka", feature = "nats"))]
     fn retention_at_least(&self, replay: Option<Duration>, what: &str) -> bool;
 }
 
@@ -84,6 +85,7 @@ impl<DB: Backend> Sink for Inbox<DB> {
         Inbox::hold_purge(self)
     }
 
+    #[cfg(any(feature = "kafka", feature = "nats"))]
     fn retention_at_least(&self, replay: Option<Duration>, what: &str) -> bool {
         Inbox::retention_at_least(self, replay, what)
     }
@@ -169,6 +171,7 @@ impl Intake {
     }
 
     /// The inbox that it runs messages through.
+    #[cfg(any(feature = "kafka", feature = "nats"))]
     pub(crate) fn sink(&self) -> &Arc<dyn Sink> {
         &self.0.sink
     }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::intake::{Intake, Sink};
 use crate::Error;
 use crate::inbox::{Inbox, PurgeHold, SharedWorker};
-use crate::settings::{ConsumerOrder, ConsumerSettings};
+use crate::settings::ConsumerSettings;
 use crate::store::Backend;
 
 /// How long closing a connection may take after the grace of a shutdown.
@@ -139,7 +139,7 @@ impl Consumer {
             return Err(Error::Config(lines.join("; ")));
         }
         #[cfg(feature = "relay")]
-        if settings.order == ConsumerOrder::Key && inbox.republishes() {
+        if settings.order == crate::settings::ConsumerOrder::Key && inbox.republishes() {
             return Err(Error::Config(
                 "consumer.order: in key order a failed message waits in its place, and a copy of it sent to the end of the queue would \
                  wait for itself; choose another order, or an inbox that doesn't republish"

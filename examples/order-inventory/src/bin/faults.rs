@@ -110,7 +110,8 @@ async fn run(options: &Options) -> Outcome<bool> {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let before = databases.books().await?.movements;
-        let long_enough = Instant::now() + Duration::from_secs(1);
+        // After a broker's restart, or the order service's death (its houses wait for their lease), nothing comes for a while.
+        let long_enough = Instant::now() + Duration::from_secs(10);
         while databases.books().await?.movements == before && Instant::now() < long_enough {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -234,6 +235,7 @@ impl Service {
             ("INVENTORY_DATABASE_URL", databases.inventory_url.clone()),
             ("FAIL_PERCENT", options.fail_percent.to_string()),
             ("LISTEN", "127.0.0.1:0".into()),
+            ("INSTANCE", name.into()),
             ("RUST_LOG", "off".into()),
         ];
         Self { name, variables, child: Default::default() }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use order_inventory::{Broker, DeductStock, QUEUE, TOPIC, asked_to_stop, setting, start_log};
 use posthouse::consumer::{KafkaConsumer, RabbitMqConsumer};
 use posthouse::inbox::{Handler, HandlerError, Inbox};
+use posthouse::transport::KafkaSettings;
 use posthouse::{Event as _, Tx};
 use sqlx::{MySql, MySqlPool};
 
@@ -58,7 +59,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let consumer = match Broker::from_env()? {
         Broker::RabbitMq(url) => RabbitMqConsumer::new(&*url, QUEUE)?.start(&inbox).await?,
-        Broker::Kafka(brokers) => KafkaConsumer::new(&*brokers, "inventory", [TOPIC])?.start(&inbox).await?,
+        Broker::Kafka(brokers) => {
+            let mut kafka = KafkaSettings::from(&*brokers);
+            if let Ok(name) = std::env::var("INSTANCE") {
+                // A member with a name of its own has its partitions back at once when it was killed and is started again; without
+                // one the group waits for session.timeout.ms first.
+                kafka.properties.insert("group.instance.id".into(), name);
+            }
+            KafkaConsumer::new(kafka, "inventory", [TOPIC])?.start(&inbox).await?
+        }
     };
     println!("consuming");
     asked_to_stop().await;
