@@ -61,6 +61,7 @@ impl<DB: Backend> Inbox<DB> {
     }
 }
 
+#[cfg(any(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "axum"))]
 impl<DB: Backend> Inbox<DB> {
     /// Whether the retry worker sends what is due to the consumer's queue.
     pub(crate) fn republishes(&self) -> bool {
