@@ -42,8 +42,9 @@ const SILENCE: Duration = Duration::from_secs(12);
 /// How long messages that are on their way may take to come in when the consumer stops, to be given back.
 const DRAINED: Duration = Duration::from_secs(1);
 
-/// When nothing came for so long, nothing is on its way.
-const QUIET: Duration = Duration::from_millis(100);
+/// When nothing came for so long, nothing is on its way, unless server or machine are very busy: such messages come again after
+/// `ack_wait`.
+const QUIET: Duration = Duration::from_millis(250);
 
 /// The pause after a failure, twice as long after each further one in a row, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -268,9 +268,10 @@ async fn stopping_leaves_nothing_that_waits_for_ack_wait() {
             consumer.shutdown(Duration::from_millis(50)).await;
         }
         let next = bench.consume(with(1, 10_000)).await;
-        // ack_wait is 30 s.
-        let left = PATIENCE / 3;
-        wait_for("all to be delivered again", left, async || next.status().in_hand == 3_000).await;
+        // ack_wait is 30 s. On a busy machine a few can be so late that they wait for it; given back in vain it would be hundreds.
+        let left = PATIENCE / 2;
+        wait_for("nearly all to be delivered again", left, async || next.status().in_hand >= 2_900).await;
+        wait_for("all to be delivered again", 2 * PATIENCE, async || next.status().in_hand == 3_000).await;
         next.shutdown(Duration::from_millis(50)).await;
     })
     .await;
