@@ -48,6 +48,8 @@ async fn a_memory_alarm_spends_no_attempt_and_ends() {
 
         // Shutdown completes while it is blocked.
         administer(&broker, ALARM).await;
+        // The broker may take one more before the alarm has got around.
+        wait_for("blocked", SOON, async || send(&transport, &to).await != Outcome::Delivered).await;
         unavailable(&send(&transport, &to).await);
         let started = Instant::now();
         transport.close().await;
