@@ -2,7 +2,7 @@ use posthouse::store::Backend;
 use posthouse::{Message, Tx};
 
 #[posthouse::transactional]
-async fn no_result<DB: Backend>(tx: &mut Tx<DB>) -> Message { //~ a transactional function returns a `Result`, and not `Message`
+async fn no_result<DB: Backend>(tx: &mut Tx<DB>) -> Message { //~ a transactional function returns a `Result`, and not `
     let _ = tx;
     Message::to("orders")
 }
