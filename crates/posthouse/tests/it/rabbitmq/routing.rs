@@ -1,10 +1,12 @@
 //! Queues and exchanges that are there, aren't, or refuse.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use posthouse::transport::{Outcome, Transport};
+use tokio::sync::Notify;
 
 use super::*;
 use crate::support::broker::Broker;
@@ -166,14 +168,31 @@ async fn an_exchange_deleted_while_publishing_loses_nothing() {
         for _ in 0..5 {
             doomed.exchange().await;
             doomed.bind(&doomed_queue, "#").await;
-            let batch =
-                (0..1_000).flat_map(|_| [&doomed, &other].map(|rig| (message("x"), route(&format!("{}/k", rig.name))))).collect();
+            let (first_sent, gone) = (Notify::new(), AtomicBool::new(false));
             let delete = async {
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
+                first_sent.notified().await;
+                // At a different point each time.
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(..20))).await;
                 let name = doomed.name.as_str().into();
                 doomed.channel.exchange_delete(name, ExchangeDeleteOptions::default()).await.expect("delete");
+                gone.store(true, Relaxed);
             };
-            let (outcomes, ()) = tokio::join!(send_all(&transport, batch), delete);
+            // Until the exchange is gone, and once more.
+            let send = async {
+                let mut outcomes = Vec::new();
+                loop {
+                    let last = gone.load(Relaxed);
+                    let batch = (0..300)
+                        .flat_map(|_| [&doomed, &other].map(|rig| (message("x"), route(&format!("{}/k", rig.name)))))
+                        .collect();
+                    outcomes.extend(send_all(&transport, batch).await);
+                    first_sent.notify_one();
+                    if last {
+                        return outcomes;
+                    }
+                }
+            };
+            let (outcomes, ()) = tokio::join!(send, delete);
             for (i, (id, outcome)) in outcomes.into_iter().enumerate() {
                 match outcome {
                     Outcome::Delivered => drop(delivered[i % 2].insert(id)),
