@@ -109,8 +109,8 @@ pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats};
 pub use settings::{
-    CloudEvents, CloudEventsMode, ExchangeType, HttpRoute, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry,
-    Route,
+    CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
+    RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,
 };
 #[cfg(feature = "inbox")]
 pub use settings::{ConsumerOrder, ConsumerSettings, IdFrom, InboxSettings, MissingId};

@@ -3,6 +3,7 @@
 mod cloudevents;
 #[cfg(feature = "inbox")]
 mod consumer;
+mod group;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod rabbitmq;
@@ -12,6 +13,7 @@ use std::time::Duration;
 pub use cloudevents::{CloudEvents, CloudEventsMode};
 #[cfg(feature = "inbox")]
 pub use consumer::{ConsumerOrder, ConsumerSettings, IdFrom};
+pub use group::{Group, Houses, Misfire, Trigger, WhenBusy};
 #[cfg(feature = "inbox")]
 pub use inbox::{InboxSettings, MissingId};
 pub use rabbitmq::{ExchangeType, QueueType, RabbitMqRoute};

@@ -11,8 +11,12 @@ use crate::{Error, ErrorKind};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What leads from each version to the next one, from none on. Each ends by writing its version.
-const STEPS: [&str; 3] =
-    [include_str!("0001_first.sql"), include_str!("0002_inbox.sql"), include_str!("0003_inbox_retention.sql")];
+const STEPS: [&str; 4] = [
+    include_str!("0001_first.sql"),
+    include_str!("0002_inbox.sql"),
+    include_str!("0003_inbox_retention.sql"),
+    include_str!("0004_groups.sql"),
+];
 
 /// What leads from a version to this one.
 fn steps(from: i32) -> impl Iterator<Item = String> {

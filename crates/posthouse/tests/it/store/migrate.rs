@@ -42,6 +42,14 @@ async fn a_newer_schema_is_left_alone<T: StoreDb>(db: &Fresh<T>) {
     assert_eq!(db.eligible().await.len(), 2);
 }
 
+/// Takes away what version 4 added.
+async fn without_groups<T: StoreDb>(db: &Fresh<T>) {
+    for table in ["group", "run"].iter().chain((T::NAME != "sqlite").then_some(&"adopted")) {
+        db.run(&format!("DROP TABLE {{{table}}}")).await;
+    }
+    db.run("ALTER TABLE {instance} DROP COLUMN houses").await;
+}
+
 /// The tables of version 1 with messages in them, and ten processes of this version.
 async fn version_1_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
     let upgrade = db.outbox.migration_sql_from(1);
@@ -51,6 +59,7 @@ async fn version_1_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
     assert_eq!(db.outbox.migration_sql_from(99), "");
     let id = db.publish_one(Message::to("before")).await;
     let back = async || {
+        without_groups(db).await;
         db.run("DROP TABLE {inbox}").await;
         db.run("UPDATE {meta} SET schema_version = 1").await;
     };
@@ -73,9 +82,10 @@ async fn version_1_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
 /// An inbox of version 2 with a message in it, and ten processes of this version.
 async fn version_2_gets_what_is_new<T: StoreDb>(db: &Fresh<T>) {
     let (from_1, upgrade) = (db.outbox.migration_sql_from(1), db.outbox.migration_sql_from(2));
-    assert!(upgrade.contains("success_at") && !upgrade.contains("CREATE TABLE"), "{upgrade}");
+    assert!(upgrade.contains("success_at") && !upgrade.contains("last_at"), "{upgrade}");
     let version_2 = from_1.strip_suffix(&upgrade).expect("it ends with the later steps");
     let back = async || {
+        without_groups(db).await;
         db.run("DROP TABLE {inbox}").await;
         db.run("UPDATE {meta} SET schema_version = 1").await;
         db.run_text(version_2).await;

@@ -1,0 +1,36 @@
+-- Posthouse schema version 4: groups and their runs.
+-- Which houses an instance takes, as "0-31,40"; NULL: all.
+ALTER TABLE {instance} ADD COLUMN houses TEXT;
+
+-- What instances have to know of a group beyond their configuration.
+CREATE TABLE {group} (
+    group_name TEXT NOT NULL PRIMARY KEY,
+    -- The last time at which its trigger was due and somebody saw to it. Milliseconds, like all times here.
+    fired_at   INTEGER,
+    paused_at  INTEGER
+) STRICT;
+
+-- One row per run of a group on an instance, and per run that was asked for or did not come about.
+CREATE TABLE {run} (
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
+    group_name   TEXT NOT NULL,
+    -- every, rate, cron, manual, external, misfire, retry or after.
+    cause        TEXT NOT NULL,
+    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED or DISCARDED.
+    status       TEXT NOT NULL,
+    instance     TEXT,
+    -- When its trigger was due.
+    due_at       INTEGER,
+    requested_at INTEGER NOT NULL DEFAULT (%NOW%),
+    started_at   INTEGER,
+    ended_at     INTEGER,
+    messages     INTEGER NOT NULL DEFAULT 0,
+    delivered    INTEGER NOT NULL DEFAULT 0,
+    retried      INTEGER NOT NULL DEFAULT 0,
+    failed       INTEGER NOT NULL DEFAULT 0,
+    error        TEXT
+) STRICT;
+CREATE INDEX {-run_group} ON {run} (group_name, id);
+CREATE INDEX {-run_open} ON {run} (id) WHERE status IN ('REQUESTED', 'RUNNING');
+
+UPDATE {meta} SET schema_version = 4 WHERE schema_version < 4
