@@ -294,16 +294,17 @@ impl Intake {
                         () = tokio::time::sleep(pause) => pause = (pause * 2).min(ASK_CAP),
                     }
                 }
-                other => match self.judge(other) {
-                    Answer::Later(_) if job.delivery.stays() => tokio::select! {
-                        _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
-                        () = &mut gone => return true,
-                        () = tokio::time::sleep(pause_here.mul_f64(0.5 + fastrand::f64() / 2.0)) => {
-                            pause_here = (pause_here * 2).min(HERE_CAP);
-                        }
-                    },
-                    answer => break answer,
-                },
+                other => {
+                    let stays = job.delivery.stays();
+                    match self.judge(other, stays.then_some(&mut pause_here)) {
+                        Answer::Later(pause) if stays => tokio::select! {
+                            _ = stop.wait_for(|stop| *stop) => break Answer::Later(Duration::ZERO),
+                            () = &mut gone => return true,
+                            () = tokio::time::sleep(pause) => {}
+                        },
+                        answer => break answer,
+                    }
+                }
             }
         };
         let settled = !matches!(answer, Answer::Later(_));
@@ -312,7 +313,8 @@ impl Intake {
         settled
     }
 
-    fn judge(&self, handled: Result<Handled, Error>) -> Answer {
+    /// The answer to what came of a run. `here` is the pause of a message that stays, which doubles.
+    fn judge(&self, handled: Result<Handled, Error>, here: Option<&mut Duration>) -> Answer {
         let shared = &*self.0;
         let count = |counter: &AtomicU64| {
             shared.errors.store(0, Relaxed);
@@ -331,7 +333,10 @@ impl Intake {
             }
             Err(e) => {
                 let errors = shared.errors.fetch_add(1, Relaxed).min(16) as u32;
-                let longest = LATER_FIRST.saturating_mul(2u32.saturating_pow(errors)).min(LATER_CAP);
+                let longest = match here {
+                    Some(pause) => std::mem::replace(pause, (*pause * 2).min(HERE_CAP)),
+                    None => LATER_FIRST.saturating_mul(2u32.saturating_pow(errors)).min(LATER_CAP),
+                };
                 let later = longest.mul_f64(0.5 + fastrand::f64() / 2.0);
                 tracing::warn!(consumer = shared.sink.consumer(), error = %e, again_in = ?later, "a message could not be handled and is tried again");
                 shared.counts.given_back.fetch_add(1, Relaxed);

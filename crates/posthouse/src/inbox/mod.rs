@@ -256,13 +256,30 @@ impl<DB: Backend> Inbox<DB> {
     ///
     /// With the crates `opentelemetry` and `tracing-opentelemetry`:
     ///
-    /// ```ignore
+    /// ```no_run
+    /// # #[cfg(feature = "sqlite")]
+    /// # fn f(inbox: posthouse::Inbox<sqlx::Sqlite>) -> posthouse::Inbox<sqlx::Sqlite> {
+    /// use opentelemetry::propagation::Extractor;
+    /// use tracing_opentelemetry::OpenTelemetrySpanExt;
+    ///
+    /// struct Carrier<'a>(&'a posthouse::Headers);
+    /// impl Extractor for Carrier<'_> {
+    ///     fn get(&self, key: &str) -> Option<&str> {
+    ///         self.0.get(key)
+    ///     }
+    ///     fn keys(&self) -> Vec<&str> {
+    ///         self.0.iter().map(|(name, _)| name).collect()
+    ///     }
+    /// }
+    ///
     /// let inbox = inbox.trace_context(|headers| {
     ///     let parent = opentelemetry::global::get_text_map_propagator(|p| p.extract(&Carrier(headers)));
     ///     let span = tracing::info_span!("deduct");
     ///     let _ = span.set_parent(parent);
     ///     span
     /// });
+    /// # inbox }
+    /// # fn main() {}
     /// ```
     ///
     /// What a handler publishes through its [`Tx`] carries the trace context of the message that it handles, unless the

@@ -172,15 +172,39 @@ impl RelayBuilder {
     ///
     /// With the crates `opentelemetry` and `tracing-opentelemetry`:
     ///
-    /// ```ignore
+    /// ```no_run
+    /// # #[cfg(feature = "sqlite")]
+    /// # fn f(outbox: posthouse::Outbox<sqlx::Sqlite>) {
+    /// use opentelemetry::propagation::{Extractor, Injector};
+    /// use posthouse::{Headers, Relay};
+    /// use tracing_opentelemetry::OpenTelemetrySpanExt;
+    ///
+    /// struct Carrier<'a>(&'a mut Headers);
+    /// impl Extractor for Carrier<'_> {
+    ///     fn get(&self, key: &str) -> Option<&str> {
+    ///         self.0.get(key)
+    ///     }
+    ///     fn keys(&self) -> Vec<&str> {
+    ///         self.0.iter().map(|(name, _)| name).collect()
+    ///     }
+    /// }
+    /// impl Injector for Carrier<'_> {
+    ///     fn set(&mut self, key: &str, value: String) {
+    ///         self.0.insert(key, value);
+    ///     }
+    /// }
+    ///
     /// let relay = Relay::builder(&outbox).trace_context(|headers| {
+    ///     let mut carrier = Carrier(headers);
     ///     opentelemetry::global::get_text_map_propagator(|p| {
     ///         let span = tracing::info_span!("send");
-    ///         let _ = span.set_parent(p.extract(&Carrier(headers)));
-    ///         p.inject_context(&span.context(), &mut CarrierMut(headers));
+    ///         let _ = span.set_parent(p.extract(&carrier));
+    ///         p.inject_context(&span.context(), &mut carrier);
     ///         span
     ///     })
     /// });
+    /// # let _ = relay; }
+    /// # fn main() {}
     /// ```
     pub fn trace_context(mut self, make: impl Fn(&mut Headers) -> tracing::Span + Send + Sync + 'static) -> Self {
         self.trace = Some(Trace(Arc::new(make)));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use order_inventory::TOPIC;
+use order_inventory::{TOPIC, asked_to_stop};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use sqlx::{MySqlPool, PgPool};
@@ -54,7 +54,12 @@ const CLIENTS: usize = 8;
 #[tokio::main]
 async fn main() -> ExitCode {
     let options = Options::parse();
-    match run(&options).await {
+    let ended = tokio::select! {
+        ended = run(&options) => ended,
+        // Dropping the run ends the services and removes the broker.
+        () = asked_to_stop() => Err("stopped before the books were settled".into()),
+    };
+    match ended {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(e) => {

@@ -244,13 +244,7 @@ fn list(marks: &[(Arc<Partition>, Mark)]) -> TopicPartitionList {
 
 impl ClientContext for Group {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        match level {
-            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
-                tracing::warn!(target: "posthouse::kafka", "librdkafka: {facility}: {line}");
-            }
-            // The status says what comes of it.
-            _ => tracing::debug!(target: "posthouse::kafka", "librdkafka: {facility}: {line}"),
-        }
+        crate::transport::kafka::log(level, facility, line);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {

@@ -11,11 +11,22 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
+use rdkafka::config::RDKafkaLogLevel;
 
 use self::lane::Lane;
 pub use self::settings::KafkaSettings;
 use super::{Delivery, Transport, address_of};
 use crate::{Error, Ordering, Route};
+
+/// What librdkafka logs. What comes of it for messages is told elsewhere, so most of it is for those who look for details.
+pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
+    match level {
+        RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+            tracing::warn!(target: "posthouse::kafka", "librdkafka: {facility}: {line}");
+        }
+        _ => tracing::debug!(target: "posthouse::kafka", "librdkafka: {facility}: {line}"),
+    }
+}
 
 /// Sends each message as one record to the topic that is its address: `kafka:topic`.
 ///

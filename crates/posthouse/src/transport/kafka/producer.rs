@@ -38,13 +38,7 @@ impl Context {
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        match level {
-            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
-                tracing::warn!(target: "posthouse::kafka", "librdkafka: {facility}: {line}");
-            }
-            // The relay tells people what comes of it for their messages.
-            _ => tracing::debug!(target: "posthouse::kafka", "librdkafka: {facility}: {line}"),
-        }
+        super::log(level, facility, line);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {

@@ -11,7 +11,7 @@ use posthouse::store::{Backend, InboxStatus};
 use posthouse::{InboxSettings, Tx};
 
 use super::{Fixture, quick, try_effect};
-use crate::support::{MySql, Postgres, SOON, Sqlite, TestDb, on_all_databases, outbox_at, scale, wait_for};
+use crate::support::{MySql, Postgres, SOON, Sqlite, TestDb, dies, on_all_databases, outbox_at, scale, wait_for};
 
 on_all_databases!(killed_at_random_points_each_has_its_effect_once, a_message_that_kills_its_process_ends_failed);
 
@@ -217,19 +217,7 @@ async fn a_message_that_kills_its_process_ends_failed<T: TestDb>() {
         assert!(deaths < 20, "it goes on for ever");
         let mut child = spawn(&f, "worker", 0, &HashSet::new());
         let told = lines(&mut child);
-        // Until it dies, or has nothing left to do.
-        let mut died = false;
-        wait_for("the child to die or to finish", SOON, async || {
-            died = child.try_wait().expect("wait").is_some();
-            died || finished().await
-        })
-        .await;
-        if died {
-            deaths += 1;
-        } else {
-            child.kill().expect("kill");
-            child.wait().expect("wait");
-        }
+        deaths += i32::from(dies(&mut child, SOON, &finished).await);
         drop(told);
     }
     for id in &ids {

@@ -200,6 +200,21 @@ pub(crate) async fn wait_for(what: &str, deadline: Duration, mut condition: impl
     }
 }
 
+/// Waits until a child process dies, true, or has nothing left to do; then it is killed.
+pub(crate) async fn dies(child: &mut std::process::Child, deadline: Duration, mut finished: impl AsyncFnMut() -> bool) -> bool {
+    let mut died = false;
+    wait_for("the child to die or to finish", deadline, async || {
+        died = child.try_wait().expect("wait").is_some();
+        died || finished().await
+    })
+    .await;
+    if !died {
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+    died
+}
+
 /// Pending rows of any status.
 pub(crate) async fn pending<T: TestDb>(outbox: &Outbox<T::Db>) -> i64 {
     T::number(outbox.pool(), format!("SELECT count(*) FROM {}", outbox.tables().name("pending"))).await

@@ -10,7 +10,7 @@ use posthouse::{ConsumerOrder, InboxSettings, Tx};
 use super::super::{Bench, PATIENCE, with};
 use super::{FromKafka, RawRecord};
 use crate::inbox::{quick, try_effect};
-use crate::support::{Sqlite, TestDb, bounded, outbox_at, wait_for};
+use crate::support::{Sqlite, TestDb, bounded, dies, outbox_at};
 
 fn settings() -> InboxSettings {
     let mut s = quick();
@@ -82,18 +82,7 @@ async fn a_message_that_kills_its_process_ends_failed_and_its_partition_goes_on(
         while !finished().await {
             assert!(deaths < 8, "it goes on for ever");
             let mut child = spawn(&bench);
-            let mut died = false;
-            wait_for("the child to die or to finish", PATIENCE * 2, async || {
-                died = child.try_wait().expect("wait").is_some();
-                died || finished().await
-            })
-            .await;
-            if died {
-                deaths += 1;
-            } else {
-                child.kill().expect("kill");
-                child.wait().expect("wait");
-            }
+            deaths += i32::from(dies(&mut child, PATIENCE * 2, &finished).await);
         }
         let row = bench.fixture.shown("poison").await.row;
         assert!(row.last_error.as_deref().unwrap().contains("processes died"), "{row:?}");
