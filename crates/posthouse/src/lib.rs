@@ -86,6 +86,8 @@ pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
+#[cfg(feature = "relay")]
+pub mod schedule;
 mod settings;
 pub mod store;
 #[cfg(feature = "testing")]
