@@ -87,8 +87,7 @@ impl Cron {
                 names.join(", ")
             )));
         }
-        let parser =
-            CronParser::builder().seconds(Seconds::Required).year(Year::Disallowed).sloppy_ranges(true).build();
+        let parser = CronParser::builder().seconds(Seconds::Required).year(Year::Disallowed).sloppy_ranges(true).build();
         // One field at a time, so that the one that is wrong can be named.
         for (place, (name, allowed)) in FIELDS.iter().enumerate() {
             let mut alone = ["0", "0", "0", "*", "*", "*"];
@@ -179,7 +178,11 @@ mod tests {
         let mut at = us(from);
         while let Some(next) = cron.next_after(at).filter(|next| *next <= us(until)) {
             assert!(next > at, "{expression} in {zone} stands still at {at}");
-            assert_eq!(cron.next_after(next - 1), Some(next), "{expression} in {zone}: the moment itself is the next one before it");
+            assert_eq!(
+                cron.next_after(next - 1),
+                Some(next),
+                "{expression} in {zone}: the moment itself is the next one before it"
+            );
             out.push(cron.show(next)[5..].to_owned());
             at = next;
         }

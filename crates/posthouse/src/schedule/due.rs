@@ -84,9 +84,7 @@ pub(crate) fn problems(trigger: &Trigger) -> Vec<(String, String)> {
     let problem = match trigger {
         Trigger::Every(p) => period("trigger.every", *p),
         Trigger::Rate(p) => period("trigger.rate", *p),
-        Trigger::Cron { cron, tz } => {
-            Cron::parse(cron, tz).err().map(|e| (format!("trigger.{}", e.field), e.reason))
-        }
+        Trigger::Cron { cron, tz } => Cron::parse(cron, tz).err().map(|e| (format!("trigger.{}", e.field), e.reason)),
         _ => None,
     };
     problem.into_iter().collect()
