@@ -105,7 +105,7 @@ impl Plan {
 
     /// Begins to keep time. `seen` is the last due time that somebody saw to; None: nobody ever did, so nothing was missed.
     pub(crate) fn start(&mut self, now: i64, seen: Option<i64>) -> Vec<Do> {
-        self.catch_up(now, seen, LATE)
+        if self.paused { Vec::new() } else { self.catch_up(now, seen, LATE) }
     }
 
     fn catch_up(&mut self, now: i64, seen: Option<i64>, late: i64) -> Vec<Do> {
@@ -144,6 +144,17 @@ impl Plan {
     /// When its trigger is due next, as far as that is known.
     pub(crate) fn next_due(&self) -> Option<i64> {
         self.next.filter(|_| !self.paused)
+    }
+
+    /// Whether its times can be missed.
+    pub(crate) fn keeps_times(&self) -> bool {
+        matches!(self.due, Due::Times(_))
+    }
+
+    /// Whether something is still to come of a request.
+    pub(crate) fn has(&self, request: i64) -> bool {
+        let asks = self.running.iter().map(|going| &going.ask).chain(&self.waiting);
+        asks.into_iter().any(|ask| ask.request == Some(request))
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -478,6 +489,21 @@ mod tests {
         assert_eq!((p.tick(20 * S), p.wakes()), (vec![], None));
         assert_eq!(p.resume(20 * S, None), []);
         assert_eq!(p.tick(20 * S), begin(Cause::Every, 20));
+        // Paused before it began to keep time.
+        let mut p = plan(Trigger::Rate(secs(60)), |g| g.misfire = Misfire::Once);
+        p.pause();
+        assert_eq!((p.start(659 * S, Some(60 * S)), p.wakes()), (vec![], None));
+        assert_eq!(p.resume(659 * S, Some(60 * S)), begin(Cause::Misfire, 600));
+    }
+
+    #[test]
+    fn it_knows_what_is_still_to_come_of_a_request() {
+        let mut p = plan(Trigger::Manual, |_| {});
+        p.ask(asked(1));
+        p.ask(asked(2));
+        assert!(p.has(1) && p.has(2) && !p.has(3));
+        p.ended(0, Ended::Done);
+        assert!(!p.has(1) && p.has(2));
     }
 
     #[test]

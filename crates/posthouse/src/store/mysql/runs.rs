@@ -6,11 +6,11 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{Connection, Row};
 
 use super::relay::{MySqlStore, int, micros, text, text_or_null};
+use crate::RunCounts;
 use crate::store::{
     GroupRow, NewRun, Reply, RunFilter, RunRequest, RunRow, RunStatus, RunStore, RunWatch, TIDY, UNANSWERED, checked, on, stored,
     stored_error,
 };
-use crate::{Error, RunCounts};
 
 macro_rules! us {
     ($time:literal) => {
@@ -56,6 +56,10 @@ const SEEN: &str = concat!(
     at!(),
     ") ON DUPLICATE KEY UPDATE fired_at = GREATEST(COALESCE(fired_at, VALUES(fired_at)), VALUES(fired_at))"
 );
+
+// An instance has one run of a group at a time: one that seems to be going was never known to have begun.
+const STALE: &str = "UPDATE {run} SET status = 'LOST', ended_at = UTC_TIMESTAMP(6) \
+     WHERE status = 'RUNNING' AND group_name = ? AND instance = ?";
 
 const INSERT: &str = concat!(
     "INSERT INTO {run} (group_name, cause, status, instance, due_at, request, started_at, ended_at, error) VALUES (?, ?, ?, ?, ",
@@ -143,6 +147,13 @@ impl MySqlStore {
             let mut tx = c.begin().await?;
             if let Some(due_us) = run.sees_to() {
                 sqlx::query(self.tables.sql(SEEN)).bind(run.group.as_bytes()).bind(due_us).execute(&mut *tx).await?;
+            }
+            if status == RunStatus::Running {
+                sqlx::query(self.tables.sql(STALE))
+                    .bind(run.group.as_bytes())
+                    .bind(run.instance.as_bytes())
+                    .execute(&mut *tx)
+                    .await?;
             }
             let done = sqlx::query(self.tables.sql(INSERT))
                 .bind(run.group.as_bytes())

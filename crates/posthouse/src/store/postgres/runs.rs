@@ -6,11 +6,11 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::relay::{PostgresStore, micros};
+use crate::RunCounts;
 use crate::store::{
     GroupRow, NewRun, Reply, RunFilter, RunRequest, RunRow, RunStatus, RunStore, RunWatch, TIDY, UNANSWERED, checked, on, stored,
     stored_error,
 };
-use crate::{Error, RunCounts};
 
 macro_rules! us {
     ($time:literal) => {
@@ -62,10 +62,13 @@ macro_rules! seen {
     };
 }
 
+// An instance has one run of a group at a time: one that seems to be going was never known to have begun.
 const INSERT: &str = concat!(
     "WITH seen AS (",
     seen!("SELECT $1, 'epoch'::timestamptz + $7 * interval '1 microsecond' WHERE $7 IS NOT NULL"),
-    ") INSERT INTO {run} (group_name, cause, status, instance, due_at, request, started_at, ended_at, error) \
+    "), stale AS (UPDATE {run} SET status = 'LOST', ended_at = clock_timestamp() \
+        WHERE $3 = 'RUNNING' AND status = 'RUNNING' AND group_name = $1 AND instance = $4) \
+     INSERT INTO {run} (group_name, cause, status, instance, due_at, request, started_at, ended_at, error) \
        SELECT $1, $2, $3, $4, ",
     at!("$5"),
     ", $6, CASE WHEN $3 = 'RUNNING' THEN clock_timestamp() END, CASE WHEN $3 <> 'RUNNING' THEN clock_timestamp() END, $8 RETURNING id"

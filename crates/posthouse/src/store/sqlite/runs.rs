@@ -7,11 +7,11 @@ use sqlx::{Connection, Row};
 
 use super::now;
 use super::relay::{SqliteStore, millis, text, text_or_null};
+use crate::RunCounts;
 use crate::store::{
     GroupRow, NewRun, Reply, RunFilter, RunRequest, RunRow, RunStatus, RunStore, RunWatch, TIDY, UNANSWERED, checked, on, stored,
     stored_error,
 };
-use crate::{Error, RunCounts};
 
 /// Whether the instance of the run `r` lives.
 macro_rules! lives {
@@ -41,6 +41,15 @@ const WATCH: &str = concat!(
 /// A due time never moves back, whoever comes last.
 const SEEN: &str = "INSERT INTO {group} (group_name, fired_at) VALUES (?1, ?2) \
      ON CONFLICT (group_name) DO UPDATE SET fired_at = max(coalesce(fired_at, excluded.fired_at), excluded.fired_at)";
+
+// An instance has one run of a group at a time: one that seems to be going was never known to have begun.
+const STALE: &str = concat!(
+    "UPDATE {run} SET status = 'LOST', ended_at = ",
+    now!(),
+    " WHERE ",
+    open!(),
+    " AND status = 'RUNNING' AND group_name = ?1 AND instance = ?2"
+);
 
 const INSERT: &str = concat!(
     "INSERT INTO {run} (group_name, cause, status, instance, due_at, request, started_at, ended_at, error) \
@@ -151,6 +160,9 @@ impl SqliteStore {
             let mut tx = c.begin_with(super::WRITE).await?;
             if let Some(due_us) = run.sees_to() {
                 sqlx::query(self.tables.sql(SEEN)).bind(run.group).bind(ms(due_us)).execute(&mut *tx).await?;
+            }
+            if status == RunStatus::Running {
+                sqlx::query(self.tables.sql(STALE)).bind(run.group).bind(run.instance).execute(&mut *tx).await?;
             }
             let done = sqlx::query(self.tables.sql(INSERT))
                 .bind(run.group)
