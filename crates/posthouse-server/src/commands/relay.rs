@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use super::load;
+use super::{groups, load};
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, redact_url};
 use crate::database::Database;
@@ -45,6 +45,9 @@ fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure
     }
     for (name, route) in &config.routes {
         builder = builder.route(name, route.clone());
+    }
+    for group in config.groups_of(&database.name) {
+        builder = builder.group(group);
     }
     Ok(builder)
 }
@@ -194,7 +197,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
     if global.json {
         output::json(&json!({
             "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
-            "databases": told, "routes": config.shown()["routes"], "transports": config.shown()["transports"],
+            "databases": told, "groups": groups::planned(config), "routes": config.shown()["routes"], "transports": config.shown()["transports"],
             "brokers_checked": false,
         }));
     } else {
@@ -241,6 +244,11 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
     output::print_table(table);
     if config.has_brokers() {
         output::say("brokers are not connected to by this check");
+    }
+
+    if !config.groups.is_empty() {
+        output::say("");
+        groups::print_plan(config);
     }
 
     output::say("");
