@@ -10,4 +10,5 @@ mod outcomes;
 mod problems;
 mod publish;
 mod reading;
+mod runs;
 mod tables;
