@@ -3,6 +3,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `membership.rs` | keeps the lease, shares out houses |
+//! | `coverage.rs` | houses that nobody sees to, and messages in them |
 //! | `engine.rs` | the one loop that owns all state in memory; I/O runs in tasks of its own |
 //! | `reading.rs` | which rows to read next |
 //! | `ordering.rs` | which of them may go |
@@ -12,6 +13,7 @@
 //! | `run.rs` | runs of groups that aren't continuous |
 //! | `stats.rs` | what can be seen from outside |
 
+mod coverage;
 mod destination;
 mod dispatch;
 mod engine;
@@ -32,13 +34,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::outbox::Wake;
-use crate::store::{Backend, Store};
+use crate::store::{Backend, SCHEMA_VERSION, Store};
 use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
 use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelaySettings, Route};
 
 pub use run::{Run, RunCounts, RunEnd, RunOutcome};
-pub use stats::{BreakerState, DestinationStats, RelayStats};
+pub use stats::{BreakerState, DestinationStats, RelayStats, Uncovered};
 
 /// Routes and transports: where a destination name leads.
 #[derive(Debug)]
@@ -291,18 +293,24 @@ impl RelayBuilder {
         }
         let store = store(settings.database_timeout);
         match store.check().await {
+            Ok((version, _)) if version < SCHEMA_VERSION => {
+                return Err(Error::Schema(format!(
+                    "the tables are of version {version}, and this program needs version {SCHEMA_VERSION}; run `posthouse migrate`, or \
+                     call posthouse::migrate: instances of the version before go on working"
+                )));
+            }
             Ok((_, houses)) => {
-                let missing = houses_missing(&groups, houses);
-                if !missing.is_empty() {
-                    return Err(Error::Config(missing.join("\n")));
-                }
+                let mut problems = houses_missing(&groups, houses);
                 if let Some(expected) = expected_houses
                     && expected != houses
                 {
-                    return Err(Error::Config(format!(
+                    problems.push(format!(
                         "houses: the configuration says {expected}, the database has {houses}; they are set once, at the first migration. \
                          Change the configuration, or run `posthouse houses resize {expected}`"
-                    )));
+                    ));
+                }
+                if !problems.is_empty() {
+                    return Err(Error::Config(problems.join("\n")));
                 }
             }
             Err(e) if e.kind() == ErrorKind::Unavailable => {
@@ -310,7 +318,8 @@ impl RelayBuilder {
             }
             Err(e) => return Err(e),
         }
-        let shared = Arc::new(Shared { store, wake, settings, directory, groups, trace, stats: Mutex::default() });
+        let (stats, covered) = (Mutex::default(), watch::Sender::new(None));
+        let shared = Arc::new(Shared { store, wake, settings, directory, groups, trace, stats, covered });
         let (commands, inbox) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(supervise(shared.clone(), inbox, stopped));
@@ -345,6 +354,8 @@ pub(crate) struct Shared {
     groups: Vec<Group>,
     trace: Option<Trace>,
     stats: Mutex<RelayStats>,
+    /// The coverage that the last renewal told.
+    covered: watch::Sender<Option<coverage::Covered>>,
 }
 
 impl Shared {
@@ -470,6 +481,7 @@ async fn run_once(
     let mut others = tokio::task::JoinSet::new();
     others.spawn(membership::run(shared.clone(), to_engine, from_engine, lease));
     others.spawn(upkeep(shared.clone()));
+    others.spawn(coverage::orphans(shared.clone()));
     others.spawn(listen(shared.clone()));
     let engine = engine::run(shared.clone(), from_membership, to_membership, lease_seen, &mut commands, stop);
     tokio::pin!(engine);
