@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthouse::RunCounts;
 use posthouse::schedule::Cause;
-use posthouse::store::{GroupRow, NewRun, RunFilter, RunRow, RunStatus, RunStore};
+use posthouse::store::{Coverage, GroupRow, NewRun, RunFilter, RunRow, RunStatus, RunStore};
 
 use crate::store::tables::{DEADLINE, Fresh, StoreDb, on_all_stores};
 use crate::support::{MySql, Postgres};
@@ -44,7 +44,7 @@ fn counts(messages: u64, delivered: u64, retried: u64, failed: u64) -> RunCounts
 }
 
 async fn join<T: StoreDb>(db: &Fresh<T>, instance: &str) {
-    db.store.join(instance, LEASE).await.unwrap();
+    db.store.join(instance, &Coverage::default(), LEASE).await.unwrap();
 }
 
 async fn a_run_is_recorded_from_begin_to_end<T: StoreDb>(db: &Fresh<T>) {
