@@ -322,6 +322,8 @@ pub(super) struct Engine {
     pub(super) to_membership: mpsc::UnboundedSender<Report>,
     /// By place in the settings.
     pub(super) groups: Vec<GroupLoad>,
+    /// Whether each of the groups is paused; None: not known yet, so nothing is sent from its houses.
+    pauses: Vec<Option<bool>>,
     pub(super) runs: BTreeMap<u64, Running>,
     /// Numbers of runs, and of lives of houses.
     pub(super) numbers: u64,
@@ -391,6 +393,7 @@ pub(super) async fn run(
             .iter()
             .map(|g| GroupLoad { concurrency: g.concurrency.map(|n| n as usize), ..GroupLoad::default() })
             .collect(),
+        pauses: shared.groups.iter().map(|g| (!g.is_continuous()).then_some(false)).collect(),
         runs: BTreeMap::new(),
         numbers: 0,
         missing: 0,
@@ -437,6 +440,7 @@ pub(super) async fn run(
                     engine.reading.poll_now();
                 }
                 Some(Command::Run(run, done)) => engine.run_asked(run, done),
+                Some(Command::Pause(group, paused)) => engine.pause(&group, paused),
                 None => commands_open = false,
             },
             () = shared.wake.notify.notified() => {
@@ -556,10 +560,34 @@ impl Engine {
         let rows = self.rows.values().filter(|r| r.thin.house == taken.house).count();
         let groups = &self.shared.groups;
         let group = groups.iter().position(|g| g.houses.contains(taken.house.0));
-        let continuous = groups.is_empty() || group.is_some_and(|place| groups[place].is_continuous());
+        let continuous =
+            groups.is_empty() || group.is_some_and(|place| groups[place].is_continuous() && self.pauses[place] == Some(false));
         let gate = if continuous && !for_run { Gate::Open } else { Gate::Closed };
         let life = self.number();
         self.houses.insert(taken.house, HouseState { rows, ..HouseState::new(taken, life, group, gate) });
+    }
+
+    /// A continuous group is paused: nothing more is taken from its houses, and what is in flight ends. Or it goes on, from the
+    /// start. Of other groups only the trigger is paused, which isn't known here.
+    fn pause(&mut self, group: &str, paused: bool) {
+        let place = self.shared.groups.iter().position(|g| g.name == group && g.is_continuous());
+        let Some(place) = place.filter(|place| self.pauses[*place].replace(paused) != Some(paused)) else { return };
+        let (from, to) = if paused { (Gate::Open, Gate::Closed) } else { (Gate::Closed, Gate::Open) };
+        let mut number = self.numbers;
+        for h in self.houses.values_mut().filter(|h| h.group == Some(place) && h.gate == from) {
+            h.gate = to;
+            if !paused {
+                number += 1;
+                h.restart(number);
+                h.due_read = false;
+            }
+        }
+        self.numbers = number;
+        if paused {
+            self.drop_waiting();
+        } else {
+            self.reading.gained();
+        }
     }
 
     pub(super) fn number(&mut self) -> u64 {
@@ -781,7 +809,7 @@ impl Engine {
     }
 
     fn answer_drains(&mut self, now: Instant) {
-        if self.drains.is_empty() {
+        if self.drains.is_empty() || self.pauses.contains(&None) {
             return;
         }
         // More instances than houses, or none that is open: nothing is this one's to send.

@@ -384,6 +384,8 @@ pub(crate) enum Command {
     Drain(oneshot::Sender<()>),
     /// Run a group once.
     Run(Run, oneshot::Sender<RunOutcome>),
+    /// A continuous group is paused, or not.
+    Pause(String, bool),
 }
 
 /// How the loops are told what to do.

@@ -57,7 +57,7 @@ pub struct RelayStats {
     pub orphaned: Vec<(House, u64)>,
     /// How long the last full sweep took.
     pub full_sweep: Option<Duration>,
-    /// Groups that have runs, by name.
+    /// Groups, by name.
     pub groups: BTreeMap<String, GroupStats>,
     /// Destinations, by name.
     pub destinations: BTreeMap<String, DestinationStats>,
@@ -85,7 +85,7 @@ impl RelayStats {
 pub struct GroupStats {
     /// How many of its houses this instance owns.
     pub houses: u32,
-    /// Its trigger does nothing until somebody resumes it.
+    /// Its trigger does nothing (nothing is sent, of a continuous group) until somebody resumes it.
     pub paused: bool,
     /// A run is going.
     pub running: bool,

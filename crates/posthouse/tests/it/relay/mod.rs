@@ -13,6 +13,7 @@ mod outage;
 mod pipelined;
 mod retry;
 mod runs;
+mod schedule;
 mod snapshot;
 mod starvation;
 
