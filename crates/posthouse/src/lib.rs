@@ -59,6 +59,7 @@
 //!
 //! - Publishing: [`Outbox`], [`Message`], [`Event`] for typed events, [`Tx`], [`Outbox::transaction`].
 //! - The declarative way: `#[posthouse::transactional]`, explained in the module `transactional` (feature `macros`).
+//! - Several databases and tables: [`Router`] says where a key belongs.
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
@@ -86,6 +87,7 @@ pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
+mod router;
 mod settings;
 pub mod store;
 #[cfg(feature = "testing")]
@@ -108,6 +110,7 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome, Uncovered};
+pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{
     CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
     RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,
