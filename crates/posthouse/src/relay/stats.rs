@@ -125,6 +125,8 @@ pub struct Uncovered {
     pub houses: Houses,
     /// Since when there have been any.
     pub since: Instant,
+    /// It was logged as an error.
+    pub(super) alerted: bool,
 }
 
 impl fmt::Display for Uncovered {
