@@ -122,10 +122,15 @@ struct Slot {
 
 impl Slot {
     fn new(group: &Group) -> Option<Self> {
+        let mut group = group.clone();
+        if group.is_external() {
+            // Whoever runs it from outside sees how it ended.
+            group.retries = 0;
+        }
         // Expressions are checked before a relay starts.
-        let plan = Plan::new(group).ok().filter(|_| !group.is_continuous())?;
+        let plan = Plan::new(&group).ok().filter(|_| !group.is_continuous())?;
         Some(Self {
-            group: group.clone(),
+            group,
             plan,
             started: false,
             row: GroupRow::default(),
