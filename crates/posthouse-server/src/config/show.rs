@@ -27,6 +27,10 @@ impl Config {
         }
         let mut out =
             json!({ "databases": databases, "transports": transports, "routes": routes, "relay": relay, "server": self.server });
+        #[cfg(feature = "xxl-job")]
+        if let Some(xxl_job) = &self.xxl_job {
+            out["xxl_job"] = xxl_job.shown();
+        }
         without_nulls(&mut out);
         out
     }
