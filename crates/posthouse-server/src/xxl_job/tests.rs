@@ -712,7 +712,7 @@ fn results_outlive_an_admin_that_is_away_and_the_process() {
 
     // The first process: three runs end while no admin is there, one goes on and one waits. Then everything stops at once.
     let first = Runtime::new().unwrap();
-    first.block_on(async {
+    let xxl = first.block_on(async {
         let xxl = start().await.unwrap();
         for log_id in 1..4 {
             ask(xxl.address(), "/trigger", "s3cret", &run(log_id, &[])).await;
@@ -727,9 +727,10 @@ fn results_outlive_an_admin_that_is_away_and_the_process() {
         // It tries again and again.
         let before = admin.sent("callback").len();
         wait_for("results are told again", || (admin.sent("callback").len() > before + 2).then_some(())).await;
-        std::mem::forget(xxl);
+        xxl
     });
     first.shutdown_timeout(SOON);
+    drop(xxl);
     assert!(admin.results().is_empty());
 
     // The second one tells how they ended, in the form in which they were asked for, and in order.
