@@ -107,7 +107,7 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 #[cfg(feature = "macros")]
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
-pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats};
+pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome};
 pub use settings::{
     CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
     RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,

@@ -305,6 +305,11 @@ pub(super) async fn run(
                     engine.drains.push((engine.reading.issued, done));
                     engine.reading.poll_now();
                 }
+                Some(Command::Run(run, done)) => {
+                    let end = super::RunEnd::Lost(format!("there is no group {:?} here", run.group));
+                    // Whoever asked may have gone.
+                    let _ = done.send(super::RunOutcome { counts: super::RunCounts::default(), end });
+                }
                 None => commands_open = false,
             },
             () = shared.wake.notify.notified() => {

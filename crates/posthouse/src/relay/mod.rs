@@ -9,6 +9,7 @@
 //! | `destination.rs` | limits, breaker and backlog of one destination |
 //! | `dispatch.rs` | loading content, suspects, handing to transports |
 //! | `outcome.rs` | what came of it, written back |
+//! | `run.rs` | runs of groups that aren't continuous |
 //! | `stats.rs` | what can be seen from outside |
 
 mod destination;
@@ -18,6 +19,7 @@ mod membership;
 mod ordering;
 mod outcome;
 mod reading;
+mod run;
 mod stats;
 
 use std::collections::HashMap;
@@ -33,8 +35,9 @@ use crate::outbox::Wake;
 use crate::store::{Backend, Store};
 use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
-use crate::{Envelope, Error, ErrorKind, Headers, Ordering, Outbox, RelaySettings, Route};
+use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelaySettings, Route};
 
+pub use run::{Run, RunCounts, RunEnd, RunOutcome};
 pub use stats::{BreakerState, DestinationStats, RelayStats};
 
 /// Routes and transports: where a destination name leads.
@@ -98,6 +101,7 @@ pub struct RelayBuilder {
     transports: HashMap<String, Arc<dyn Transport>>,
     local: Local,
     expected_houses: Option<u16>,
+    groups: Vec<Group>,
     trace: Option<Trace>,
 }
 
@@ -217,15 +221,38 @@ impl RelayBuilder {
         self
     }
 
+    /// Adds a group of houses. The instance takes the houses of its groups and no others; without any group it takes all, and
+    /// sends from them all the time. What a group says about databases and tables is not looked at here: a relay works on one.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # fn f(outbox: posthouse::Outbox<sqlx::Sqlite>) -> Result<(), String> {
+    /// use posthouse::{Group, Relay, Trigger};
+    ///
+    /// let relay = Relay::builder(&outbox)
+    ///     .group(Group::new("orders").houses("0-47")?)
+    ///     .group(Group::new("reports").houses("48-63")?.trigger(Trigger::Manual).limit(500));
+    /// # let _ = relay; Ok(()) }
+    /// ```
+    pub fn group(mut self, group: Group) -> Self {
+        self.groups.push(group);
+        self
+    }
+
     /// Checks settings, routes and tables, and starts. A database that can't be reached now is tried again in the background;
     /// missing tables and settings that can't hold are errors.
     ///
     /// # Errors
     /// [`Error::Config`] lists every problem; [`Error::Schema`].
     pub async fn start(self) -> Result<Relay, Error> {
-        let Self { store, wake, settings, routes, mut transports, local, expected_houses, trace } = self;
+        let Self { store, wake, settings, routes, mut transports, local, expected_houses, mut groups, trace } = self;
         transports.entry("local".into()).or_insert_with(|| Arc::new(local));
         let mut problems = settings.problems();
+        for group in &mut groups {
+            group.databases.clear();
+            group.tables.clear();
+        }
+        problems.extend(Group::problems_of(&groups));
         for (name, route) in &routes {
             problems.extend(route.problems().into_iter().map(|(field, why)| (format!("routes.{name:?}.{field}"), why)));
         }
@@ -265,6 +292,10 @@ impl RelayBuilder {
         let store = store(settings.database_timeout);
         match store.check().await {
             Ok((_, houses)) => {
+                let missing = houses_missing(&groups, houses);
+                if !missing.is_empty() {
+                    return Err(Error::Config(missing.join("\n")));
+                }
                 if let Some(expected) = expected_houses
                     && expected != houses
                 {
@@ -279,12 +310,28 @@ impl RelayBuilder {
             }
             Err(e) => return Err(e),
         }
-        let shared = Arc::new(Shared { store, wake, settings, directory, trace, stats: Mutex::default() });
+        let shared = Arc::new(Shared { store, wake, settings, directory, groups, trace, stats: Mutex::default() });
         let (commands, inbox) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(supervise(shared.clone(), inbox, stopped));
         Ok(Relay { shared, commands, stop, task: Some(task) })
     }
+}
+
+/// The groups with houses that the database doesn't have, one line each.
+fn houses_missing(groups: &[Group], houses: u16) -> Vec<String> {
+    let high = groups.iter().filter_map(|g| Some((g, g.houses.highest().filter(|highest| *highest >= houses)?)));
+    high.map(|(group, highest)| {
+        format!(
+            "groups.{:?}.houses: {} go up to {highest}, and the database has the houses 0 to {}; change the group, or the number \
+             of houses with `posthouse houses resize {}`",
+            group.name,
+            group.houses,
+            houses.saturating_sub(1),
+            u32::from(highest) + 1,
+        )
+    })
+    .collect()
 }
 
 /// What the loops of one relay share.
@@ -294,6 +341,8 @@ pub(crate) struct Shared {
     wake: Arc<Wake>,
     settings: RelaySettings,
     directory: Directory,
+    /// None: all houses, all the time.
+    groups: Vec<Group>,
     trace: Option<Trace>,
     stats: Mutex<RelayStats>,
 }
@@ -310,6 +359,8 @@ impl Shared {
 pub(crate) enum Command {
     /// Answer when everything that is due now has been sent and written back.
     Drain(oneshot::Sender<()>),
+    /// Run a group once.
+    Run(Run, oneshot::Sender<RunOutcome>),
 }
 
 /// A running relay. Dropping it stops everything at once; [`shutdown`](Self::shutdown) drains first.
@@ -338,6 +389,7 @@ impl Relay {
             transports: HashMap::new(),
             local: Local::default(),
             expected_houses: None,
+            groups: Vec::new(),
             trace: None,
         }
     }

@@ -263,6 +263,133 @@ impl Group {
         self.trigger = trigger;
         self
     }
+
+    /// At most this many messages in one run.
+    #[must_use]
+    pub fn limit(mut self, messages: u64) -> Self {
+        self.limit = Some(messages);
+        self
+    }
+
+    /// At most this many messages of it in flight from one instance.
+    #[must_use]
+    pub fn concurrency(mut self, messages: u32) -> Self {
+        self.concurrency = Some(messages);
+        self
+    }
+
+    /// Whether it is sent from all the time.
+    pub fn is_continuous(&self) -> bool {
+        self.trigger == Trigger::Continuous
+    }
+
+    /// What is wrong with this group by itself, each with its field.
+    pub fn problems(&self) -> Vec<(String, String)> {
+        let mut out: Vec<(&str, String)> = Vec::new();
+        if !(1..=NAME).contains(&self.name.len()) {
+            out.push(("name", format!("{:?} has {} bytes, must have 1 to {NAME}", self.name, self.name.len())));
+        }
+        if self.houses.is_empty() {
+            out.push(("houses", "are none; write them like \"0-31,40\", or \"all\"".into()));
+        }
+        if self.limit == Some(0) {
+            out.push(("limit", "0, must be at least 1".into()));
+        }
+        if let Some(n) = self.concurrency
+            && !(1..=MOST_IN_FLIGHT).contains(&n)
+        {
+            out.push(("concurrency", format!("{n}, must be 1 to {MOST_IN_FLIGHT}")));
+        }
+        if let Some(budget) = self.budget
+            && budget < LEAST_BUDGET
+        {
+            out.push(("budget", format!("{budget:?}, must be at least {LEAST_BUDGET:?}")));
+        }
+        if self.retries > MOST_RETRIES {
+            out.push(("retries", format!("{}, must be at most {MOST_RETRIES}", self.retries)));
+        }
+        if self.is_continuous() {
+            let set = [
+                ("limit", self.limit.is_some()),
+                ("budget", self.budget.is_some()),
+                ("retries", self.retries > 0),
+                ("then", self.then.is_some()),
+            ];
+            for (field, _) in set.into_iter().filter(|(_, set)| *set) {
+                out.push((
+                    field,
+                    "is for runs, and a continuous group has none; remove it, or give the group another trigger".into(),
+                ));
+            }
+        }
+        out.into_iter().map(|(field, why)| (field.to_owned(), why)).collect()
+    }
+
+    /// What is wrong with several groups, each by itself and all of them together, with the field's path.
+    pub fn problems_of(groups: &[Self]) -> Vec<(String, String)> {
+        let mut out = Vec::new();
+        for (place, group) in groups.iter().enumerate() {
+            let path = |field: &str| format!("groups.{:?}.{field}", group.name);
+            out.extend(group.problems().into_iter().map(|(field, why)| (path(&field), why)));
+            let before = &groups[..place];
+            if before.iter().any(|other| other.name == group.name) {
+                out.push((path("name"), "two groups have this name; give one of them another".into()));
+            }
+            for other in before {
+                let common = group.houses.common(&other.houses);
+                if !common.is_empty() && meet(&group.databases, &other.databases) && meet(&group.tables, &other.tables) {
+                    let why = format!("{common} also belong to group {:?}; give each house to one of the two", other.name);
+                    out.push((path("houses"), why));
+                }
+            }
+            let Some(then) = &group.then else { continue };
+            match groups.iter().find(|other| other.name == *then) {
+                None => {
+                    let known: Vec<&str> = groups.iter().map(|g| g.name.as_str()).collect();
+                    out.push((path("then"), format!("names no group {then:?}; there are {}", known.join(", "))));
+                }
+                Some(next) if next.is_continuous() => {
+                    out.push((
+                        path("then"),
+                        format!("group {then:?} is continuous, and has no runs; name another, or remove it"),
+                    ));
+                }
+                Some(_) => {}
+            }
+            // The first of a cycle tells of it.
+            let mut chain = vec![group.name.as_str()];
+            let mut next = Some(then.as_str());
+            while let Some(name) = next.filter(|name| !chain.contains(name)) {
+                chain.push(name);
+                next = groups.iter().find(|g| g.name == name).and_then(|g| g.then.as_deref());
+            }
+            let first = || chain.iter().all(|name| groups[..place].iter().all(|g| g.name != *name));
+            if next == Some(group.name.as_str()) && first() {
+                chain.push(&group.name);
+                out.push((path("then"), format!("goes round in a circle: {}; leave one of them out", chain.join(", "))));
+            }
+        }
+        out
+    }
+
+    /// Whether its houses belong to an instance only for a run.
+    pub(crate) fn is_external(&self) -> bool {
+        self.trigger == Trigger::External
+    }
+}
+
+/// Bytes of a name.
+const NAME: usize = 64;
+
+const MOST_IN_FLIGHT: u32 = 10_000;
+
+const LEAST_BUDGET: Duration = Duration::from_millis(100);
+
+const MOST_RETRIES: u32 = 10;
+
+/// Whether two lists of databases or tables have one in common; an empty list stands for all.
+fn meet(one: &[String], other: &[String]) -> bool {
+    one.is_empty() || other.is_empty() || one.iter().any(|name| other.contains(name))
 }
 
 #[cfg(test)]
@@ -303,6 +430,61 @@ mod tests {
         assert_eq!((set.common(&Houses::ALL), set.union(&Houses::ALL)), (set.clone(), Houses::ALL));
         assert_eq!((set.highest(), Houses::ALL.highest()), (Some(8), None));
         assert_eq!(Houses::of([5, 4, 9]).to_string(), "4-5,9");
+    }
+
+    fn told(groups: &[Group]) -> String {
+        let lines: Vec<String> = Group::problems_of(groups).into_iter().map(|(field, why)| format!("{field}: {why}")).collect();
+        lines.join("\n")
+    }
+
+    #[test]
+    fn a_group_says_what_is_wrong_with_it() {
+        let manual = |name: &str| Group::new(name).trigger(Trigger::Manual);
+        assert_eq!(told(&[manual("a").limit(1).concurrency(10_000), Group::new("b").concurrency(1)][..1]), "");
+        for (wrong, why) in [
+            (manual(""), "name: \"\" has 0 bytes"),
+            (manual(&"x".repeat(65)), "has 65 bytes, must have 1 to 64"),
+            (Group { houses: Houses::of([]), ..manual("a") }, "houses: are none"),
+            (manual("a").limit(0), "limit: 0, must be at least 1"),
+            (manual("a").concurrency(0), "concurrency: 0, must be 1 to 10000"),
+            (manual("a").concurrency(10_001), "concurrency: 10001, must be 1 to 10000"),
+            (Group { budget: Some(Duration::from_millis(99)), ..manual("a") }, "budget: 99ms, must be at least 100ms"),
+            (Group { retries: 11, ..manual("a") }, "retries: 11, must be at most 10"),
+            (Group::new("a").limit(5), "limit: is for runs"),
+            (Group { budget: Some(Duration::from_secs(1)), ..Group::new("a") }, "budget: is for runs"),
+            (Group { then: Some("b".into()), ..manual("a") }, "then: names no group \"b\"; there are a"),
+            (Group { then: Some("a".into()), ..manual("a") }, "goes round in a circle: a, a"),
+        ] {
+            let told = told(std::slice::from_ref(&wrong));
+            assert!(told.contains(why) && told.lines().count() == 1, "{why}: {told}");
+        }
+        assert_eq!(told(&[manual(&"x".repeat(64))]), "");
+    }
+
+    #[test]
+    fn groups_say_what_is_wrong_between_them() {
+        let group = |name: &str, houses: &str| Group::new(name).trigger(Trigger::Manual).houses(houses).unwrap();
+        let then = |name: &str, houses: &str, then: &str| Group { then: Some(then.into()), ..group(name, houses) };
+        assert_eq!(told(&[group("a", "0-3"), group("b", "4-7"), then("c", "8", "a")]), "");
+        let overlap = told(&[group("a", "0-3"), group("b", "2-7"), group("c", "all")]);
+        for line in [
+            "groups.\"b\".houses: 2-3 also belong to group \"a\"; give each house to one of the two",
+            "groups.\"c\".houses: 0-3 also belong to group \"a\"; give each house to one of the two",
+            "groups.\"c\".houses: 2-7 also belong to group \"b\"; give each house to one of the two",
+        ] {
+            assert!(overlap.contains(line), "{overlap}");
+        }
+        let of = |name: &str, database: &str, table: &str| Group {
+            databases: vec![database.into()],
+            tables: vec![table.into()],
+            ..group(name, "all")
+        };
+        assert_eq!(told(&[of("a", "x", "t"), of("b", "y", "t"), of("c", "x", "u")]), "");
+        assert!(told(&[of("a", "x", "t"), Group { tables: vec![], ..of("b", "x", "t") }]).contains("all also belong"));
+        assert!(told(&[group("a", "0"), group("a", "1")]).contains("two groups have this name"));
+        let circle = told(&[then("a", "0", "b"), then("b", "1", "c"), then("c", "2", "b"), then("d", "3", "a")]);
+        assert_eq!(circle, "groups.\"b\".then: goes round in a circle: b, c, b; leave one of them out");
+        assert!(told(&[then("a", "0", "b"), Group::new("b").houses("1").unwrap()]).contains("\"b\" is continuous"));
     }
 
     #[test]
