@@ -12,6 +12,8 @@
 mod admins;
 mod jobs;
 mod log;
+#[cfg(test)]
+mod peer;
 mod registry;
 mod results;
 mod scan;

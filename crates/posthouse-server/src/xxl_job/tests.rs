@@ -25,7 +25,7 @@ use url::Url;
 use super::{Counts, RunLog, Scans, Stop, Unit, XxlJob};
 use crate::config::XxlJobConfig;
 
-const SOON: Duration = Duration::from_secs(30);
+pub(super) const SOON: Duration = Duration::from_secs(30);
 
 /// A directory that goes with the test.
 pub(super) struct Place(PathBuf);
@@ -66,7 +66,7 @@ async fn wait_for<T>(what: &str, mut met: impl FnMut() -> Option<T>) -> T {
 // ---------------------------------------------------------------- what is scanned
 
 /// Two databases with 50 units in all. Runs go on until they are let go, or told to stop.
-struct Script {
+pub(super) struct Script {
     open: watch::Sender<bool>,
     /// Units of runs that have begun, by database.
     taken: Mutex<Vec<(String, Unit)>>,
@@ -75,11 +75,11 @@ struct Script {
 }
 
 impl Script {
-    fn new(open: bool) -> Arc<Self> {
+    pub(super) fn new(open: bool) -> Arc<Self> {
         Arc::new(Self { open: watch::channel(open).0, taken: Mutex::default(), ended: Mutex::default() })
     }
 
-    fn taken(&self) -> Vec<(String, Unit)> {
+    pub(super) fn taken(&self) -> Vec<(String, Unit)> {
         self.taken.lock().unwrap().clone()
     }
 
@@ -251,7 +251,7 @@ struct Rig {
     xxl: XxlJob,
 }
 
-fn config(place: &Place, admins: Vec<Url>) -> XxlJobConfig {
+pub(super) fn config(place: &Place, admins: Vec<Url>) -> XxlJobConfig {
     XxlJobConfig {
         admins,
         app_name: "posthouse".into(),
