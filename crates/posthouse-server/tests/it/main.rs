@@ -8,3 +8,4 @@ mod inbox;
 mod relay;
 mod support;
 mod transports;
+mod xxl_job;
