@@ -71,6 +71,12 @@ pub(crate) enum Command {
     /// Look at houses: the units that relay instances share out
     #[command(subcommand)]
     Houses(Houses),
+    /// Look at groups of houses, run them now, stop or pause them
+    #[command(subcommand)]
+    Groups(Groups),
+    /// Look at runs of groups
+    #[command(subcommand)]
+    Runs(Runs),
     /// Show how every destination stands: what waits for it, whether it is down, the last confirmation
     #[command(after_help = DESTINATIONS)]
     Destinations,
@@ -341,5 +347,57 @@ pub(crate) enum Houses {
         /// Don't ask
         #[arg(short, long)]
         yes: bool,
+    },
+}
+
+const RUN: &str = "\
+Every live instance runs the group once, over the houses of it that it owns. Ctrl-C ends the wait, not the run.
+
+Exit codes: 0 every instance's run is DONE (or asked for, with --no-wait); 1 a run is not DONE, or no instance with this group \
+is alive; 2 configuration; 3 a database can't be reached.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Groups {
+    /// Show groups: houses, trigger, when they are due, what their last run came to
+    List,
+    /// Run a group now, on all instances, and wait for the end
+    #[command(after_help = RUN)]
+    Run {
+        /// The group
+        name: String,
+        /// Ask for it and don't wait
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Stop the runs of a group that are going; its trigger goes on
+    Stop {
+        /// The group
+        name: String,
+    },
+    /// Pause a group: its trigger does nothing until it is resumed
+    Pause {
+        /// The group
+        name: String,
+    },
+    /// Let a paused group go on
+    Resume {
+        /// The group
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Runs {
+    /// List runs, newest first
+    List {
+        /// Only this group
+        #[arg(long, value_name = "NAME")]
+        group: Option<String>,
+        /// At most this many
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
+        /// Only those below this one: the next page
+        #[arg(long, value_name = "ID")]
+        before: Option<i64>,
     },
 }

@@ -36,6 +36,8 @@ async fn main() -> ExitCode {
         Command::Messages(command) => commands::messages::run(&cli.global, command).await,
         Command::Inbox(command) => commands::inbox::run(&cli.global, command).await,
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
+        Command::Groups(command) => commands::groups::run(&cli.global, command).await,
+        Command::Runs(command) => commands::runs::run(&cli.global, command).await,
         Command::Destinations => commands::destinations::run(&cli.global).await,
     };
     match result {

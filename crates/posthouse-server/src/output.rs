@@ -176,9 +176,9 @@ pub(crate) fn status(status: &str) -> Cell {
         return cell;
     }
     match status {
-        "FAILED" => cell.fg(Color::Red),
-        "SENT" | "SUCCESS" => cell.fg(Color::Green),
-        "SENDING" | "RETRYING" => cell.fg(Color::Yellow),
+        "FAILED" | "LOST" | "TIMEOUT" => cell.fg(Color::Red),
+        "SENT" | "SUCCESS" | "DONE" => cell.fg(Color::Green),
+        "SENDING" | "RETRYING" | "RUNNING" | "REQUESTED" => cell.fg(Color::Yellow),
         _ => cell,
     }
 }

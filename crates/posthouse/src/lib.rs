@@ -86,6 +86,8 @@ pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
+#[cfg(feature = "relay")]
+pub mod schedule;
 mod settings;
 pub mod store;
 #[cfg(feature = "testing")]
@@ -107,7 +109,10 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 #[cfg(feature = "macros")]
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
-pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome};
+pub use relay::{
+    BreakerState, DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome,
+    RunReport,
+};
 pub use settings::{
     CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
     RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,

@@ -1,6 +1,7 @@
 //! One file per verb.
 
 pub(crate) mod destinations;
+pub(crate) mod groups;
 pub(crate) mod houses;
 pub(crate) mod inbox;
 pub(crate) mod messages;
@@ -8,6 +9,7 @@ pub(crate) mod migrate;
 mod payload;
 pub(crate) mod publish;
 pub(crate) mod relay;
+pub(crate) mod runs;
 
 use std::io::{BufRead, IsTerminal, Write};
 

@@ -8,8 +8,9 @@ use posthouse::{Relay, RelayBuilder};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::load;
+use super::{groups, load};
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, redact_url};
 use crate::database::Database;
@@ -45,6 +46,9 @@ fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure
     }
     for (name, route) in &config.routes {
         builder = builder.route(name, route.clone());
+    }
+    for group in config.groups_of(&database.name) {
+        builder = builder.group(group);
     }
     Ok(builder)
 }
@@ -82,8 +86,14 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         }
     });
 
+    let mut executor = Executor::none();
+    let started = async {
+        start(databases, builders, &served).await?;
+        executor = Executor::start(config, &served).await?;
+        Ok(())
+    };
     let result = tokio::select! {
-        started = start(databases, builders, &served) => match started {
+        started = started => match started {
             Ok(()) => {
                 signals.next().await;
                 Ok(())
@@ -93,12 +103,11 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         () = signals.next() => Ok(()),
     };
     served.draining.store(true, Ordering::Relaxed);
-    let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
-    if !relays.is_empty() {
+    if served.databases.iter().any(|d| d.is_running()) {
         tracing::info!(deadline = ?drain, "stopping: what is in flight is finished; a second signal stops at once");
     }
     tokio::select! {
-        _ = futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(drain))) => {}
+        () = stop(&served, executor, drain) => {}
         () = signals.next() => {
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
@@ -112,6 +121,63 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         tracing::info!("stopped");
     }
     result
+}
+
+/// Stops everything that sends.
+async fn stop(served: &Served, executor: Executor, drain: Duration) {
+    let deadline = Instant::now() + drain;
+    // Its runs are runs of the relays.
+    executor.end_runs(deadline).await;
+    let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
+    let left = deadline.saturating_duration_since(Instant::now());
+    tokio::join!(futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(left))), executor.shutdown());
+}
+
+/// The executor for an XXL-JOB admin, where there is one.
+#[cfg(feature = "xxl-job")]
+struct Executor(Option<crate::xxl_job::XxlJob>);
+
+#[cfg(feature = "xxl-job")]
+impl Executor {
+    fn none() -> Self {
+        Self(None)
+    }
+
+    async fn start(config: &Config, served: &Arc<Served>) -> Result<Self, Failure> {
+        let Some(settings) = &config.xxl_job else { return Ok(Self(None)) };
+        let scans = Arc::new(crate::xxl_job::Relays::new(config, served.clone()));
+        crate::xxl_job::XxlJob::start(settings, scans).await.map(|started| Self(Some(started)))
+    }
+
+    async fn end_runs(&self, deadline: Instant) {
+        if let Some(executor) = &self.0 {
+            executor.end_runs(deadline).await;
+        }
+    }
+
+    async fn shutdown(self) {
+        if let Some(executor) = self.0 {
+            executor.shutdown().await;
+        }
+    }
+}
+
+#[cfg(not(feature = "xxl-job"))]
+struct Executor;
+
+#[cfg(not(feature = "xxl-job"))]
+impl Executor {
+    fn none() -> Self {
+        Self
+    }
+
+    async fn start(_: &Config, _: &Arc<Served>) -> Result<Self, Failure> {
+        Ok(Self)
+    }
+
+    async fn end_runs(&self, _: Instant) {}
+
+    async fn shutdown(self) {}
 }
 
 /// Starts all side by side: one whose database is slow or down doesn't hold up the others.
@@ -194,7 +260,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
     if global.json {
         output::json(&json!({
             "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
-            "databases": told, "routes": config.shown()["routes"], "transports": config.shown()["transports"],
+            "databases": told, "groups": groups::planned(config), "routes": config.shown()["routes"], "transports": config.shown()["transports"],
             "brokers_checked": false,
         }));
     } else {
@@ -241,6 +307,11 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
     output::print_table(table);
     if config.has_brokers() {
         output::say("brokers are not connected to by this check");
+    }
+
+    if !config.groups.is_empty() {
+        output::say("");
+        groups::print_plan(config);
     }
 
     output::say("");

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 mod expand;
+mod groups;
 mod problem;
 mod redact;
 mod shape;
@@ -14,11 +15,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use posthouse::{RelaySettings, Route};
+use posthouse::{Group, RelaySettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+pub(crate) use self::groups::trigger_text;
 pub(crate) use self::problem::Problem;
 use self::problem::join;
 pub(crate) use self::redact::url as redact_url;
@@ -48,6 +50,7 @@ pub(crate) struct Config {
     /// By scheme.
     pub(crate) transports: BTreeMap<String, TransportConfig>,
     pub(crate) routes: BTreeMap<String, Route>,
+    pub(crate) groups: Vec<Group>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
     /// None: no executor for an XXL-JOB admin.
@@ -197,6 +200,8 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let mut walk = Walk::new(env);
     walk.table("", &shape::FILE, &mut table);
     let transports = transports(&mut walk, table.remove("transports"));
+    let named: Vec<String> =
+        table.get("databases").and_then(Value::as_table).map(|t| t.keys().cloned().collect()).unwrap_or_default();
     let databases: BTreeMap<String, DatabaseConfig> =
         sections(&mut walk, "databases", table.remove("databases"), |walk, at, t| {
             // Without a URL the rest can't be judged; if there was a wrong one, that has been told.
@@ -209,6 +214,9 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
             }
             url
         });
+    walk.broken_databases = named.into_iter().filter(|name| !databases.contains_key(name)).collect();
+    let written = groups::read(&mut walk, table.remove("groups"));
+    let groups = written.iter().filter_map(|w| w.group.clone()).collect();
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
     let listen_shown = walk.shown.get("server.listen").cloned();
@@ -225,11 +233,15 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         databases,
         transports,
         routes,
+        groups,
         relay,
         server,
         #[cfg(feature = "xxl-job")]
         xxl_job,
     };
+    let mut found = Vec::new();
+    groups::relations(&config, &written, &walk, &mut found);
+    walk.problems.extend(found);
     check::relations(&config, &mut walk);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
 }

@@ -35,6 +35,10 @@ pub(super) enum Shape {
     Texts,
     OneOf(&'static [&'static str]),
     Table(Keys),
+    /// One of these words, or a table.
+    WordOr(&'static [&'static str], Keys),
+    /// Tables without names of their own, one below the other: `[[groups]]`.
+    Tables(Keys),
     /// A table with names of the user's own.
     Named(&'static Shape),
 }
@@ -89,7 +93,23 @@ const RELAY: Keys = &[
     ("batch", U32),
     ("memory", SIZE),
     ("max_claims", U32),
+    ("runs_retention", Shape::Duration),
     ("default_route", Shape::Table(ROUTE)),
+];
+const TRIGGER: Keys = &[("every", Shape::Duration), ("rate", Shape::Duration), ("cron", Shape::Text), ("tz", Shape::Text)];
+const GROUP: Keys = &[
+    ("name", Shape::Text),
+    ("databases", Shape::Texts),
+    ("tables", Shape::Texts),
+    ("houses", Shape::Text),
+    ("trigger", Shape::WordOr(&["continuous", "manual", "external"], TRIGGER)),
+    ("limit", SIZE),
+    ("concurrency", U32),
+    ("budget", Shape::Duration),
+    ("when_busy", Shape::OneOf(&["serial", "discard", "cover"])),
+    ("misfire", Shape::OneOf(&["skip", "once"])),
+    ("retries", U32),
+    ("then", Shape::Text),
 ];
 pub(super) const HTTP: Shape = Shape::Table(&[
     ("kind", Shape::Text),
@@ -139,13 +159,14 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("databases", Shape::Named(&DATABASE)),
     ("transports", Shape::Named(&Shape::Table(&[]))),
     ("routes", Shape::Named(&ROUTE_SHAPE)),
+    ("groups", Shape::Tables(GROUP)),
     ("relay", Shape::Table(RELAY)),
     ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
     ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 6] = ["groups", "retention", "alerts", "inbox", "databases.*.tables", "server.token"];
+const LATER: [&str; 5] = ["retention", "alerts", "inbox", "databases.*.tables", "server.token"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {
@@ -157,11 +178,23 @@ pub(super) struct Walk<'a> {
     pub(super) doubtful: BTreeSet<String>,
     /// Names of transports that were wrong: routes to them can't be judged.
     pub(super) broken: BTreeSet<String>,
+    /// Names of databases that were wrong: what names them can't be judged.
+    pub(super) broken_databases: BTreeSet<String>,
+    /// Where each of the groups is: by its name, or else by its number.
+    pub(super) groups: Vec<String>,
 }
 
 impl<'a> Walk<'a> {
     pub(super) fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { env, problems: Vec::new(), shown: BTreeMap::new(), doubtful: BTreeSet::new(), broken: BTreeSet::new() }
+        Self {
+            env,
+            problems: Vec::new(),
+            shown: BTreeMap::new(),
+            doubtful: BTreeSet::new(),
+            broken: BTreeSet::new(),
+            broken_databases: BTreeSet::new(),
+            groups: Vec::new(),
+        }
     }
 
     fn say(&mut self, problem: Problem, key: &str) {
@@ -223,11 +256,34 @@ impl<'a> Walk<'a> {
         self.say(problem, key);
     }
 
+    /// Checks each of several tables.
+    fn tables(&mut self, at: &str, keys: Keys, items: &mut [Value]) {
+        for (place, item) in items.iter_mut().enumerate() {
+            let Value::Table(table) = item else { continue };
+            let named = table.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()).map(|name| join(at, name));
+            // Two of one name are told apart by their numbers.
+            let path = named.filter(|path| !self.groups.contains(path)).unwrap_or_else(|| format!("{at}[{place}]"));
+            self.groups.push(path.clone());
+            self.table(&path, &Shape::Table(keys), table);
+        }
+    }
+
     /// Checks and expands one value; false when it is to be taken out.
     fn value(&mut self, at: &str, key: &str, shape: &Shape, value: &mut Value) -> bool {
         if let (Shape::Table(_) | Shape::Named(_), Value::Table(table)) = (shape, &mut *value) {
             self.table(at, shape, table);
             return true;
+        }
+        match (shape, &mut *value) {
+            (Shape::WordOr(_, keys), Value::Table(table)) => {
+                self.table(at, &Shape::Table(keys), table);
+                return true;
+            }
+            (Shape::Tables(keys), Value::Array(items)) if items.iter().all(Value::is_table) => {
+                self.tables(at, keys, items);
+                return true;
+            }
+            _ => {}
         }
         let shown = show(shape, value);
         self.shown.insert(at.to_owned(), shown.clone());
@@ -290,7 +346,7 @@ fn show(shape: &Shape, value: &Value) -> String {
         (Shape::Servers, Value::String(text)) => format!("{:?}", redact::servers(text)),
         (Shape::Secret | Shape::Secrets | Shape::Property | Shape::Any, _) => REDACTED.into(),
         // Nobody knows what stands where a table should be: a URL with its password, perhaps.
-        (Shape::Url | Shape::Urls | Shape::Servers | Shape::Table(_) | Shape::Named(_), _) => REDACTED.into(),
+        (Shape::Url | Shape::Urls | Shape::Servers | Shape::Table(_) | Shape::Named(_) | Shape::Tables(_), _) => REDACTED.into(),
         (_, Value::Table(_)) => "{…}".into(),
         (_, Value::String(text)) => format!("{text:?}"),
         (_, other) => other.to_string(),
@@ -328,6 +384,8 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         Shape::Any => "text, a number, true or false, a list or a table",
         Shape::OneOf(_) => "one of the words below, in quotes",
         Shape::Table(_) | Shape::Named(_) => "a table",
+        Shape::WordOr(..) => "one of the words below in quotes, or a table",
+        Shape::Tables(_) => "tables",
     };
     match (shape, &mut *value) {
         (Shape::Text | Shape::Secret | Shape::Url | Shape::Servers | Shape::Property, Value::String(_))
@@ -366,7 +424,12 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
             )),
         },
         (Shape::Texts | Shape::Urls | Shape::Secrets, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
-        (Shape::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(()),
+        (Shape::OneOf(words) | Shape::WordOr(words, _), Value::String(text)) if words.contains(&text.as_str()) => Ok(()),
+        (Shape::WordOr(words, keys), Value::String(text)) => {
+            let meant = suggest(text, words.iter().copied()).map(|w| format!("; did you mean {w:?}?")).unwrap_or_default();
+            let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+            Err((format!("must be one of {}, or a table with {}{meant}", words.join(", "), keys.join(", ")), String::new()))
+        }
         (Shape::OneOf(words), Value::String(text)) => {
             let meant = suggest(text, words.iter().copied()).map(|w| format!("; did you mean {w:?}?")).unwrap_or_default();
             Err((format!("must be one of {}{meant}", words.join(", ")), String::new()))
@@ -374,6 +437,11 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         (_, other) => {
             let fix = match shape {
                 Shape::OneOf(words) => format!("write one of {}", words.join(", ")),
+                Shape::WordOr(words, keys) => {
+                    let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+                    format!("write one of {}, or a table with {}", words.join(", "), keys.join(", "))
+                }
+                Shape::Tables(_) => "write [[groups]] above the keys of each group".into(),
                 _ => String::new(),
             };
             Err((format!("is {}, must be {wanted}", kind(other)), fix))
@@ -417,7 +485,7 @@ pub(crate) fn suggest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) 
 #[cfg(test)]
 mod tests {
     use posthouse::transport::HttpSettings;
-    use posthouse::{CloudEvents, HttpRoute, RabbitMqRoute, RelaySettings, Retry, Route};
+    use posthouse::{CloudEvents, Group, HttpRoute, RabbitMqRoute, RelaySettings, Retry, Route};
     use serde::Serialize;
 
     use super::*;
@@ -434,6 +502,7 @@ mod tests {
         same(&RelaySettings::default(), RELAY, &[]);
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
+        same(&Group::default(), GROUP, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);
         same(&CloudEvents::default(), CLOUDEVENTS, &[]);
         same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);

@@ -27,6 +27,9 @@ impl Config {
         }
         let mut out =
             json!({ "databases": databases, "transports": transports, "routes": routes, "relay": relay, "server": self.server });
+        if !self.groups.is_empty() {
+            out["groups"] = json!(self.groups);
+        }
         #[cfg(feature = "xxl-job")]
         if let Some(xxl_job) = &self.xxl_job {
             out["xxl_job"] = xxl_job.shown();
@@ -68,5 +71,7 @@ fn without_nulls(value: &mut Value) {
     if let Value::Object(map) = value {
         map.retain(|_, v| !v.is_null());
         map.values_mut().for_each(without_nulls);
+    } else if let Value::Array(items) = value {
+        items.iter_mut().for_each(without_nulls);
     }
 }

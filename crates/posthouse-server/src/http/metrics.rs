@@ -55,6 +55,7 @@ pub(super) async fn text(served: &Served) -> prometheus::Result<String> {
     totals(&page, &running)?;
     gauges(&page, &running)?;
     destinations(&page, &running, &served.routes)?;
+    groups(&page, &running)?;
     backlog(&page, served).await?;
     TextEncoder::new().encode_to_string(&page.registry.gather())
 }
@@ -139,6 +140,32 @@ fn destinations(page: &Page, all: &[(&str, RelayStats)], routes: &BTreeMap<Strin
             if let Some(ago) = d.last_confirm_seconds {
                 longest(&confirmed.with_label_values(label), ago);
             }
+        }
+    }
+    Ok(())
+}
+
+fn groups(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
+    let labels = &["database", "group"];
+    let runs = page.counter(
+        "group_runs_total",
+        "Runs of a group on this instance, by what came of them.",
+        &["database", "group", "status"],
+    )?;
+    let last = page.gauge("group_last_run_seconds", "Time since the end of the last run of a group on this instance.", labels)?;
+    let running = page.gauge("group_running", "1 while a run of the group is going on this instance.", labels)?;
+    let paused = page.gauge("group_paused", "1 while the group is paused.", labels)?;
+    for (database, stats) in all {
+        for (name, group) in &stats.groups {
+            let label = &[*database, name.as_str()];
+            for (status, n) in &group.runs {
+                runs.with_label_values(&[*database, name, status.as_str()]).inc_by(*n);
+            }
+            if let Some(run) = &group.last {
+                last.with_label_values(label).set(run.ended.elapsed().as_secs_f64());
+            }
+            running.with_label_values(label).set(f64::from(u8::from(group.running)));
+            paused.with_label_values(label).set(f64::from(u8::from(group.paused)));
         }
     }
     Ok(())

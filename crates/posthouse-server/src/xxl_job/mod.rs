@@ -15,6 +15,7 @@ mod log;
 #[cfg(test)]
 mod peer;
 mod registry;
+mod relays;
 mod results;
 mod scan;
 mod server;
@@ -36,9 +37,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use self::admins::Admins;
 use self::jobs::Jobs;
 use self::log::Logs;
-pub(crate) use self::log::RunLog;
+pub(crate) use self::relays::Relays;
 use self::results::Results;
-pub(crate) use self::scan::{Counts, Scans, Stop, Unit};
+use self::scan::Scans;
 use self::server::Door;
 use crate::config::XxlJobConfig;
 use crate::failure::Failure;
@@ -150,15 +151,18 @@ impl XxlJob {
         self.address
     }
 
-    /// Takes no more runs, gives those that go until the deadline, tells what can be told, and is gone for the admin.
-    pub(crate) async fn shutdown(self, deadline: Instant) {
-        let left = deadline.saturating_duration_since(Instant::now());
+    /// Takes no more runs, and gives those that go until the deadline. Meanwhile the registration is taken back, so that the admin
+    /// sends its runs elsewhere; logs can still be read.
+    pub(crate) async fn end_runs(&self, deadline: Instant) {
+        self.registry.stop.send_replace(true);
         // A run that is told to stop finishes what is in flight, which takes time too.
-        let stop_within = left / 4;
-        // The admin is to send its runs elsewhere from now on, but may still read logs here.
-        tokio::join!(self.registry.end(LAST_CALLS), self.jobs.end(deadline - stop_within, stop_within));
-        self.results.end(LAST_CALLS).await;
-        self.sweep.end(AGAIN).await;
+        let stop_within = deadline.saturating_duration_since(Instant::now()) / 4;
+        self.jobs.end(deadline - stop_within, stop_within).await;
+    }
+
+    /// Tells what can be told, and is gone for the admin. What runs, is cut off: see [`end_runs`](Self::end_runs).
+    pub(crate) async fn shutdown(self) {
+        tokio::join!(self.registry.end(LAST_CALLS), self.results.end(LAST_CALLS), self.sweep.end(AGAIN));
         self.http.end(AGAIN).await;
     }
 }

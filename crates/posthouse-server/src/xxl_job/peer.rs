@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::XxlJob;
-use super::tests::{Place, SOON, Script, config};
+use super::tests::{Place, SOON, Script, config, end};
 
 /// The admin, through what its own pages use.
 struct Peer {
@@ -120,6 +120,6 @@ async fn another_admin_triggers_runs_and_reads_results_and_logs() {
     assert_eq!(refused["status"], "FAIL", "{refused}");
     assert!(refused["triggerMessage"].as_str().unwrap().contains("posthouse runs no scripts"), "{refused}");
 
-    xxl.shutdown(Instant::now() + SOON).await;
+    end(xxl).await;
     until("it is gone", async || (peer.registered(&app_name).await == json!([])).then_some(())).await;
 }

@@ -27,8 +27,8 @@ pub(crate) trait Scans: Send + Sync + 'static {
     /// Takes exactly these units, sends what is due in them, and gives them back. When `stop` is told, it takes up nothing new,
     /// finishes what is in flight, and returns. If the future is dropped, the units come free by themselves after a while.
     ///
-    /// # Errors
-    /// A sentence for people: somebody else has one of the units, the database can't be reached.
+    /// The counts tell what was done, and the result whether something went wrong, in a sentence for people: somebody else has one
+    /// of the units, the database can't be reached.
     fn run<'s>(
         &'s self,
         group: &'s str,
@@ -36,7 +36,7 @@ pub(crate) trait Scans: Send + Sync + 'static {
         units: Vec<Unit>,
         stop: Stop,
         log: RunLog,
-    ) -> BoxFuture<'s, Result<Counts, String>>;
+    ) -> BoxFuture<'s, (Counts, Result<(), String>)>;
 }
 
 /// What one instance scans at a time: a house of a table of ours, or a whole adopted table.
@@ -57,6 +57,8 @@ pub(crate) struct Counts {
     pub(crate) retried: u64,
     /// Messages that failed for good.
     pub(crate) failed: u64,
+    /// Those whose destination was found to be down: they wait.
+    pub(crate) waiting: u64,
 }
 
 impl Counts {
@@ -64,12 +66,17 @@ impl Counts {
         self.sent += other.sent;
         self.retried += other.retried;
         self.failed += other.failed;
+        self.waiting += other.waiting;
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} sent, {} to be tried again, {} FAILED", self.sent, self.retried, self.failed)
+        write!(f, "{} sent, {} to be tried again, {} FAILED", self.sent, self.retried, self.failed)?;
+        if self.waiting > 0 {
+            write!(f, ", {} wait for destinations that are down", self.waiting)?;
+        }
+        Ok(())
     }
 }
 
@@ -213,19 +220,18 @@ impl Plan {
             let each = databases.iter().enumerate().map(|(place, database)| {
                 let (scans, stop, log) = (&scans, stop.clone(), log.clone());
                 async move {
-                    let ended = plan.one(scans.as_ref(), (group, database), number + place, stop, &log).await;
-                    match &ended {
-                        Ok(counts) => log.line(&format!("group {group}, database {database}: {counts}")),
-                        Err(why) => log.line(&format!("group {group}, database {database}: error: {why}")),
+                    let (counts, ended) = plan.one(scans.as_ref(), (group, database), number + place, stop, &log).await;
+                    log.line(&format!("group {group}, database {database}: {counts}"));
+                    let ended = ended.map_err(|why| format!("group {group}, database {database}: {why}"));
+                    if let Err(why) = &ended {
+                        log.line(&format!("error: {why}"));
                     }
-                    ended.map_err(|why| format!("group {group}, database {database}: {why}"))
+                    (counts, ended.err())
                 }
             });
-            for ended in join_all(each).await {
-                match ended {
-                    Ok(more) => counts.add(more),
-                    Err(why) => errors.push(why),
-                }
+            for (more, error) in join_all(each).await {
+                counts.add(more);
+                errors.extend(error);
             }
         }
         (counts, errors)
@@ -238,8 +244,11 @@ impl Plan {
         place: usize,
         stop: Stop,
         log: &RunLog,
-    ) -> Result<Counts, String> {
-        let mut all = scans.units(group, database).await?;
+    ) -> (Counts, Result<(), String>) {
+        let mut all = match scans.units(group, database).await {
+            Ok(all) => all,
+            Err(why) => return (Counts::default(), Err(why)),
+        };
         all.sort_unstable();
         all.dedup();
         let total = all.len();
@@ -250,7 +259,7 @@ impl Plan {
             if units.is_empty() { "nothing".into() } else { listed(&units) }
         ));
         if units.is_empty() {
-            return Ok(Counts::default());
+            return (Counts::default(), Ok(()));
         }
         scans.run(group, database, units, stop, log.clone()).await
     }

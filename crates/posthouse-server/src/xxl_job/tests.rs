@@ -22,7 +22,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use url::Url;
 
-use super::{Counts, RunLog, Scans, Stop, Unit, XxlJob};
+use super::XxlJob;
+use super::log::RunLog;
+use super::scan::{Counts, Scans, Stop, Unit};
 use crate::config::XxlJobConfig;
 
 pub(super) const SOON: Duration = Duration::from_secs(30);
@@ -123,7 +125,7 @@ impl Scans for Script {
         units: Vec<Unit>,
         mut stop: Stop,
         log: RunLog,
-    ) -> BoxFuture<'s, Result<Counts, String>> {
+    ) -> BoxFuture<'s, (Counts, Result<(), String>)> {
         Box::pin(async move {
             let sent = units.len() as u64;
             self.taken.lock().unwrap().extend(units.into_iter().map(|unit| (database.to_owned(), unit)));
@@ -135,8 +137,8 @@ impl Scans for Script {
             };
             self.ended.lock().unwrap().push(how);
             match group {
-                "broken" => Err("house 0 belongs to relay-<2>".into()),
-                _ => Ok(Counts { sent, ..Counts::default() }),
+                "broken" => (Counts { waiting: 2, ..Counts::default() }, Err("house 0 belongs to relay-<2>".into())),
+                _ => (Counts { sent, ..Counts::default() }, Ok(())),
             }
         })
     }
@@ -292,9 +294,14 @@ impl Rig {
     }
 
     async fn shutdown(self) -> (Place, Admin) {
-        self.xxl.shutdown(Instant::now() + SOON).await;
+        end(self.xxl).await;
         (self.place, self.admin)
     }
+}
+
+pub(super) async fn end(xxl: XxlJob) {
+    xxl.end_runs(Instant::now() + SOON).await;
+    xxl.shutdown().await;
 }
 
 /// A run of job 3 in group `one`, with what is to be different.
@@ -476,7 +483,7 @@ async fn without_a_token_everybody_comes_in_if_that_is_allowed() {
     assert!(!registered.headers.contains_key("xxl-job-access-token"));
     assert_eq!(ask(xxl.address(), "/run", "whatever", &run(1, &[])).await["code"], 200);
     admin.result(1).await;
-    xxl.shutdown(Instant::now() + SOON).await;
+    end(xxl).await;
 }
 
 #[tokio::test]
@@ -654,7 +661,7 @@ async fn an_error_is_told_and_harmless_in_a_page() {
     assert_eq!(failed["handleCode"], 500);
     assert_eq!(
         failed["handleMsg"],
-        "1 sent, 0 to be tried again, 0 FAILED; group broken, database one: house 0 belongs to relay-‹2›"
+        "1 sent, 0 to be tried again, 0 FAILED, 2 wait for destinations that are down; group broken, database one: house 0 belongs to relay-‹2›"
     );
     rig.shutdown().await;
 }
@@ -673,7 +680,7 @@ async fn the_first_admin_that_takes_it_is_enough() {
     wait_for("a registration", || takes.sent("registry").into_iter().next()).await;
     assert_eq!(ask(xxl.address(), "/run", "s3cret", &run(1, &[])).await["code"], 200);
     takes.result(1).await;
-    xxl.shutdown(Instant::now() + SOON).await;
+    end(xxl).await;
     assert_eq!((away.sent("callback").len(), refuses.sent("callback").len(), takes.sent("callback").len()), (1, 1, 1));
     assert!(last.sent("registry").is_empty() && last.sent("callback").is_empty() && last.sent("registryRemove").is_empty());
     assert_eq!(takes.sent("registryRemove").len(), 1);
@@ -750,11 +757,11 @@ fn results_outlive_an_admin_that_is_away_and_the_process() {
         }
         let order: Vec<i64> = admin.results().iter().map(|r| r["logId"].as_i64().unwrap()).collect();
         assert_eq!(order, [1, 2, 3, 4, 5]);
-        xxl.shutdown(Instant::now() + SOON).await;
+        end(xxl).await;
         assert_eq!(std::fs::read_dir(place.path().join("results")).unwrap().count(), 1, "only the lock is left");
         // The third one has nothing to tell.
         let xxl = start().await.unwrap();
-        xxl.shutdown(Instant::now() + SOON).await;
+        end(xxl).await;
         assert_eq!(admin.results().len(), 5);
     });
 }
@@ -768,7 +775,7 @@ async fn at_the_end_runs_finish_and_everything_is_told() {
     rig.trigger(2, &[]).await;
     let Rig { place: _place, admin, script, xxl } = rig;
     let to = xxl.address();
-    let ending = tokio::spawn(xxl.shutdown(Instant::now() + SOON));
+    let ending = tokio::spawn(end(xxl));
     wait_for("it is gone for the admin", || admin.sent("registryRemove").into_iter().next()).await;
     let waited = admin.result(2).await;
     assert!(waited["handleCode"] == 500 && waited["handleMsg"] == "not run: posthouse ends", "{waited}");
@@ -787,7 +794,8 @@ async fn at_the_end_runs_that_take_too_long_are_stopped_and_told() {
     rig.trigger(1, &[]).await;
     rig.begun(1).await;
     let Rig { place: _place, admin, script, xxl } = rig;
-    xxl.shutdown(Instant::now() + Duration::from_millis(200)).await;
+    xxl.end_runs(Instant::now() + Duration::from_millis(200)).await;
+    xxl.shutdown().await;
     assert_eq!(script.ended(), ["stopped"]);
     let stopped = admin.result(1).await;
     assert!(

@@ -132,7 +132,8 @@ impl Member {
         let mut stats = self.shared.stats();
         stats.instance = None;
         stats.leases_lost += 1;
-        stats.houses = 0;
+        drop(stats);
+        self.tell_owned();
     }
 
     async fn balance(&mut self, name: &str, members: &Membership) -> Result<Duration, Error> {
@@ -176,7 +177,7 @@ impl Member {
                 self.tell(HouseEvent::Gained(taken));
             }
         }
-        self.shared.stats().houses = self.owned.len() as u32;
+        self.tell_owned();
         // Be there when the next lease of an owner runs out.
         let owners: HashSet<&str> = members.houses.iter().filter_map(|h| h.1.as_deref()).collect();
         let others = members.live.iter().filter(|(n, _)| n != name && owners.contains(n.as_str()));
@@ -195,7 +196,7 @@ impl Member {
                 for house in &houses {
                     self.owned.remove(house);
                 }
-                self.shared.stats().houses = self.owned.len() as u32;
+                self.tell_owned();
             }
             // Not owned by the engine any more, but in the database; the next beat finds them as unknown and gives them back.
             Err(e) => {
@@ -214,6 +215,18 @@ impl Member {
             tracing::warn!(error = %e, "could not give the houses back; others take them when the lease runs out");
         }
         self.shared.stats().instance = None;
+    }
+
+    /// Says which houses are this instance's.
+    fn tell_owned(&self) {
+        self.shared.stats().houses = self.owned.len() as u32;
+        let kept = self.owned.iter().filter(|(_, draining)| !**draining).map(|(house, _)| *house).collect();
+        let kept = self.instance.is_some().then_some(kept);
+        self.shared.owned.send_if_modified(|known| {
+            let changed = *known != kept;
+            *known = kept;
+            changed
+        });
     }
 
     fn tell(&self, event: HouseEvent) {

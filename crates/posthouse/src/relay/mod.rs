@@ -10,6 +10,7 @@
 //! | `dispatch.rs` | loading content, suspects, handing to transports |
 //! | `outcome.rs` | what came of it, written back |
 //! | `run.rs` | runs of groups that aren't continuous |
+//! | `schedule.rs` | runs groups when their triggers are due |
 //! | `stats.rs` | what can be seen from outside |
 
 mod destination;
@@ -20,9 +21,10 @@ mod ordering;
 mod outcome;
 mod reading;
 mod run;
+mod schedule;
 mod stats;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,13 +34,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::outbox::Wake;
-use crate::store::{Backend, Store};
+use crate::store::{Backend, House, Store};
 use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
 use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelaySettings, Route};
 
 pub use run::{Run, RunCounts, RunEnd, RunOutcome};
-pub use stats::{BreakerState, DestinationStats, RelayStats};
+pub use schedule::RunReport;
+pub use stats::{BreakerState, DestinationStats, GroupStats, LastRun, RelayStats};
 
 /// Routes and transports: where a destination name leads.
 #[derive(Debug)]
@@ -310,11 +313,19 @@ impl RelayBuilder {
             }
             Err(e) => return Err(e),
         }
-        let shared = Arc::new(Shared { store, wake, settings, directory, groups, trace, stats: Mutex::default() });
+        let owned = watch::Sender::new(None);
+        let shared = Arc::new(Shared { store, wake, settings, directory, groups, owned, trace, stats: Mutex::default() });
         let (commands, inbox) = mpsc::unbounded_channel();
+        let (asks, asked) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(supervise(shared.clone(), inbox, stopped));
-        Ok(Relay { shared, commands, stop, task: Some(task) })
+        let told = Told {
+            commands: Arc::new(tokio::sync::Mutex::new(inbox)),
+            engine: commands.clone(),
+            asked: Arc::new(tokio::sync::Mutex::new(asked)),
+            stop: stopped,
+        };
+        let task = tokio::spawn(supervise(shared.clone(), told));
+        Ok(Relay { shared, commands, asks, stop, task: Some(task) })
     }
 }
 
@@ -343,6 +354,8 @@ pub(crate) struct Shared {
     directory: Directory,
     /// None: all houses, all the time.
     groups: Vec<Group>,
+    /// The houses of this instance, without those that it is giving away. None while it has no lease.
+    owned: watch::Sender<Option<HashSet<House>>>,
     trace: Option<Trace>,
     stats: Mutex<RelayStats>,
 }
@@ -363,10 +376,21 @@ pub(crate) enum Command {
     Run(Run, oneshot::Sender<RunOutcome>),
 }
 
+/// How the loops are told what to do.
+#[derive(Debug, Clone)]
+struct Told {
+    commands: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Command>>>,
+    /// The other end of `commands`.
+    engine: mpsc::UnboundedSender<Command>,
+    asked: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<schedule::Asked>>>,
+    stop: watch::Receiver<bool>,
+}
+
 /// A running relay. Dropping it stops everything at once; [`shutdown`](Self::shutdown) drains first.
 pub struct Relay {
     shared: Arc<Shared>,
     commands: mpsc::UnboundedSender<Command>,
+    asks: mpsc::UnboundedSender<schedule::Asked>,
     stop: watch::Sender<bool>,
     task: Option<JoinHandle<()>>,
 }
@@ -438,12 +462,11 @@ impl Drop for Relay {
 }
 
 /// Runs the relay's loops until shutdown; if one ends in a panic, all are started anew, with back-off, under a new lease.
-async fn supervise(shared: Arc<Shared>, commands: mpsc::UnboundedReceiver<Command>, stop: watch::Receiver<bool>) {
-    let commands = Arc::new(tokio::sync::Mutex::new(commands));
+async fn supervise(shared: Arc<Shared>, told: Told) {
     let mut wait = Duration::from_millis(100);
     loop {
         let mut set = tokio::task::JoinSet::new();
-        set.spawn(run_once(shared.clone(), commands.clone(), stop.clone()));
+        set.spawn(run_once(shared.clone(), told.clone()));
         match set.join_next().await {
             Some(Ok(())) | None => return,
             Some(Err(e)) => {
@@ -456,38 +479,40 @@ async fn supervise(shared: Arc<Shared>, commands: mpsc::UnboundedReceiver<Comman
     }
 }
 
-/// One life of the loops: membership, engine, upkeep, listener. Ends when the engine has drained after `stop`.
-async fn run_once(
-    shared: Arc<Shared>,
-    commands: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Command>>>,
-    stop: watch::Receiver<bool>,
-) {
+/// One life of the loops: membership, engine, schedule, upkeep, listener. Ends when the engine has drained after `stop`.
+async fn run_once(shared: Arc<Shared>, Told { commands, engine, asked, stop }: Told) {
     let (to_engine, from_membership) = mpsc::unbounded_channel();
     let (to_membership, from_engine) = mpsc::unbounded_channel();
     let (lease, lease_seen) = watch::channel(None);
     let mut commands = commands.lock().await;
+    shared.owned.send_replace(None);
     // Owned here: dropping this future (abort, panic of one) ends them all.
     let mut others = tokio::task::JoinSet::new();
+    // Those that have something to do after the engine.
+    let mut awaited = vec![membership::NAME];
     others.spawn(membership::run(shared.clone(), to_engine, from_engine, lease));
     others.spawn(upkeep(shared.clone()));
     others.spawn(listen(shared.clone()));
+    if !shared.groups.is_empty() {
+        awaited.push(schedule::NAME);
+        others.spawn(schedule::run(shared.clone(), engine, asked, stop.clone()));
+    }
     let engine = engine::run(shared.clone(), from_membership, to_membership, lease_seen, &mut commands, stop);
     tokio::pin!(engine);
     loop {
         tokio::select! {
             () = &mut engine => break,
-            Some(ended) = others.join_next() => {
-                if let Err(e) = ended && e.is_panic() {
-                    std::panic::resume_unwind(e.into_panic());
-                }
+            Some(ended) = others.join_next() => match ended {
+                Ok(name) => awaited.retain(|other| *other != name),
+                Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+                Err(_) => {}
             }
         }
     }
-    // The engine has told the membership to leave; give it the chance.
-    while let Some(Ok(name)) = others.join_next().await {
-        if name == membership::NAME {
-            break;
-        }
+    // The engine has told the membership to leave, and what came of runs; give them the chance.
+    while !awaited.is_empty() {
+        let Some(Ok(name)) = others.join_next().await else { break };
+        awaited.retain(|other| *other != name);
     }
 }
 

@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::RunCounts;
+use crate::schedule::Cause;
+use crate::store::RunStatus;
+
 /// A snapshot of a relay. Counters start at 0 with the relay and only grow.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
@@ -47,6 +51,8 @@ pub struct RelayStats {
     pub problems: Vec<String>,
     /// How long the last full sweep took.
     pub full_sweep: Option<Duration>,
+    /// Groups that have runs, by name.
+    pub groups: BTreeMap<String, GroupStats>,
     /// Destinations, by name.
     pub destinations: BTreeMap<String, DestinationStats>,
     /// The last successful pass of each loop.
@@ -57,6 +63,44 @@ impl RelayStats {
     pub(super) fn pass(&mut self, name: &'static str) {
         self.passes.insert(name, Instant::now());
     }
+}
+
+/// How a group stands on this instance. Counters start at 0 with the relay's loops.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct GroupStats {
+    /// How many of its houses this instance owns.
+    pub houses: u32,
+    /// Its trigger does nothing until somebody resumes it.
+    pub paused: bool,
+    /// A run is going.
+    pub running: bool,
+    /// Another one waits for its end.
+    pub waiting: bool,
+    /// When its trigger is due next, in microseconds since 1970 UTC by the database's clock.
+    pub next_due_us: Option<i64>,
+    /// The run that ended last.
+    pub last: Option<LastRun>,
+    /// Runs that ended, or did not take place, by what came of them.
+    pub runs: BTreeMap<RunStatus, u64>,
+}
+
+/// A run that ended.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LastRun {
+    /// Why it took place.
+    pub cause: Cause,
+    /// How it ended.
+    pub status: RunStatus,
+    /// What it did.
+    pub counts: RunCounts,
+    /// Why it ended so.
+    pub error: Option<String>,
+    /// How long it took.
+    pub took: Duration,
+    /// When it ended.
+    pub ended: Instant,
 }
 
 /// How a destination stands.

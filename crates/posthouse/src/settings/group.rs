@@ -322,7 +322,11 @@ impl Group {
                 ));
             }
         }
-        out.into_iter().map(|(field, why)| (field.to_owned(), why)).collect()
+        #[cfg_attr(not(feature = "relay"), allow(unused_mut, reason = "nothing is added"))]
+        let mut out: Vec<(String, String)> = out.into_iter().map(|(field, why)| (field.to_owned(), why)).collect();
+        #[cfg(feature = "relay")]
+        out.extend(crate::schedule::problems(&self.trigger));
+        out
     }
 
     /// What is wrong with several groups, each by itself and all of them together, with the field's path.

@@ -327,6 +327,9 @@ pub struct RelaySettings {
     pub memory: usize,
     /// A message during whose sending this many processes died is FAILED. 3 by default.
     pub max_claims: u32,
+    /// How long runs of groups are kept in the table of runs. 30 days by default; at least 1 minute.
+    #[serde(with = "humantime_serde")]
+    pub runs_retention: Duration,
     /// Settings of destinations that have no route of their own.
     pub default_route: Route,
 }
@@ -346,6 +349,7 @@ impl Default for RelaySettings {
             batch: 2_000,
             memory: 64 << 20,
             max_claims: 3,
+            runs_retention: Duration::from_secs(30 * 86_400),
             default_route: Route::default(),
         }
     }
@@ -390,6 +394,9 @@ impl RelaySettings {
         }
         if !(1..=100).contains(&self.max_claims) {
             say("max_claims", format!("{}, must be 1 to 100", self.max_claims));
+        }
+        if self.runs_retention < Duration::from_secs(60) {
+            say("runs_retention", format!("{:?}, must be at least 1 minute", self.runs_retention));
         }
         if let Some(name) = &self.instance
             && (name.is_empty() || name.len() > 100 || name.contains(char::is_control))

@@ -8,6 +8,7 @@
 //! | `admin.rs` | what people look at and change |
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
+//! | `runs.rs` | runs of groups |
 
 use std::future::Future;
 
@@ -28,6 +29,8 @@ mod passed;
 pub(crate) mod postgres;
 #[cfg(feature = "relay")]
 mod relay;
+#[cfg(feature = "relay")]
+mod runs;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
@@ -39,6 +42,8 @@ pub use insert::{InsertStatement, Param};
 pub use passed::Passed;
 #[cfg(feature = "relay")]
 pub use relay::*;
+#[cfg(feature = "relay")]
+pub use runs::*;
 
 /// The version of the tables this library makes. A newer one in the database is left alone and used as it is.
 pub const SCHEMA_VERSION: i32 = 4;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::Passed;
+use super::{Passed, RunStore};
 use crate::{Envelope, Error};
 
 /// What a store answers with.
@@ -451,6 +451,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage>;
     /// How far keys are done.
     fn passed(&self) -> &Passed;
+
+    /// Runs of groups.
+    fn runs(&self) -> &dyn RunStore;
 
     /// The lowest rows of each key, as far as they are eligible, of up to `limit` per key. Starts behind what is [`Passed`].
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;

@@ -7,18 +7,22 @@ CREATE TABLE IF NOT EXISTS {group} (
     group_name VARBINARY(64) NOT NULL PRIMARY KEY,
     -- The last time at which its trigger was due and somebody saw to it.
     fired_at   DATETIME(6),
-    paused_at  DATETIME(6)
+    paused_at  DATETIME(6),
+    -- Runs that began before this are to stop.
+    stopped_at DATETIME(6)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET = utf8mb4
 -- ;;
 -- One row per run of a group on an instance, and per run that was asked for or did not come about.
 CREATE TABLE IF NOT EXISTS {run} (
     id           BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     group_name   VARBINARY(64) NOT NULL,
-    -- every, rate, cron, manual, external, misfire, retry or after.
+    -- every, rate, cron, manual, external, misfire, retry, after or takeover.
     cause        VARBINARY(10) NOT NULL,
-    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED or DISCARDED.
+    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED, DISCARDED or LOST.
     status       VARBINARY(10) NOT NULL,
     instance     VARBINARY(150),
+    -- The row that asked all instances for a run.
+    request      BIGINT,
     -- When its trigger was due.
     due_at       DATETIME(6),
     requested_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
@@ -30,7 +34,8 @@ CREATE TABLE IF NOT EXISTS {run} (
     failed       BIGINT NOT NULL DEFAULT 0,
     error        MEDIUMTEXT CHARACTER SET utf8mb4,
     KEY run_group (group_name, id),
-    KEY run_open (status, id)
+    KEY run_open (status, id),
+    KEY run_request (request)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET = utf8mb4
 -- ;;
 -- What tables of others have no columns for: one row per row of theirs that was tried or is being sent.

@@ -9,6 +9,8 @@ mod publish;
 #[cfg(feature = "relay")]
 mod relay;
 #[cfg(feature = "relay")]
+mod runs;
+#[cfg(feature = "relay")]
 mod upkeep;
 
 #[cfg(feature = "relay")]

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Passed, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    MessageFilter, MessageRow, Passed, Poll, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -182,9 +182,9 @@ const FREE: &str = "SELECT f.house, f.epoch + 1, CAST(f.owner IS NOT NULL AS SIG
 #[derive(Debug)]
 pub(crate) struct MySqlStore {
     lease: MySqlPool,
-    work: MySqlPool,
+    pub(super) work: MySqlPool,
     pub(super) tables: Tables,
-    deadline: Duration,
+    pub(super) deadline: Duration,
     sql: Statements,
     /// Statements of many arms, by template, arms and excluded destinations.
     unions: Mutex<HashMap<(&'static str, usize, usize), SqlStr>>,
@@ -297,7 +297,7 @@ pub(super) fn lock_wait(deadline: Duration) -> u64 {
     deadline.as_secs().clamp(1, 50)
 }
 
-fn micros(d: Duration) -> i64 {
+pub(super) fn micros(d: Duration) -> i64 {
     i64::try_from(d.as_micros()).unwrap_or(i64::MAX)
 }
 
@@ -567,6 +567,10 @@ impl Store for MySqlStore {
 
     fn passed(&self) -> &Passed {
         &self.passed
+    }
+
+    fn runs(&self) -> &dyn RunStore {
+        self
     }
 
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {

@@ -7,18 +7,22 @@ CREATE TABLE {group} (
     group_name text PRIMARY KEY,
     -- The last time at which its trigger was due and somebody saw to it.
     fired_at   timestamptz,
-    paused_at  timestamptz
+    paused_at  timestamptz,
+    -- Runs that began before this are to stop.
+    stopped_at timestamptz
 );
 
 -- One row per run of a group on an instance, and per run that was asked for or did not come about.
 CREATE TABLE {run} (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     group_name   text NOT NULL,
-    -- every, rate, cron, manual, external, misfire, retry or after.
+    -- every, rate, cron, manual, external, misfire, retry, after or takeover.
     cause        text NOT NULL,
-    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED or DISCARDED.
+    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED, DISCARDED or LOST.
     status       text NOT NULL,
     instance     text,
+    -- The row that asked all instances for a run.
+    request      bigint,
     -- When its trigger was due.
     due_at       timestamptz,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -32,6 +36,7 @@ CREATE TABLE {run} (
 );
 CREATE INDEX {-run_group} ON {run} (group_name, id);
 CREATE INDEX {-run_open} ON {run} (id) WHERE status IN ('REQUESTED', 'RUNNING');
+CREATE INDEX {-run_request} ON {run} (request) WHERE request IS NOT NULL;
 
 -- What tables of others have no columns for: one row per row of theirs that was tried or is being sent.
 CREATE TABLE {adopted} (

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Passed, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    MessageFilter, MessageRow, Passed, Poll, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -162,9 +162,9 @@ const TAKE: &str = "UPDATE {house} h SET owner = $1, epoch = h.epoch + 1, taken_
 #[derive(Debug)]
 pub(crate) struct PostgresStore {
     lease: PgPool,
-    work: PgPool,
+    pub(super) work: PgPool,
     pub(super) tables: Tables,
-    deadline: Duration,
+    pub(super) deadline: Duration,
     sql: Statements,
     passed: Passed,
 }
@@ -231,7 +231,7 @@ impl PostgresStore {
     }
 }
 
-fn micros(d: Duration) -> i64 {
+pub(super) fn micros(d: Duration) -> i64 {
     i64::try_from(d.as_micros()).unwrap_or(i64::MAX)
 }
 
@@ -375,6 +375,10 @@ impl Store for PostgresStore {
 
     fn passed(&self) -> &Passed {
         &self.passed
+    }
+
+    fn runs(&self) -> &dyn RunStore {
+        self
     }
 
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {

@@ -7,18 +7,22 @@ CREATE TABLE {group} (
     group_name TEXT NOT NULL PRIMARY KEY,
     -- The last time at which its trigger was due and somebody saw to it. Milliseconds, like all times here.
     fired_at   INTEGER,
-    paused_at  INTEGER
+    paused_at  INTEGER,
+    -- Runs that began before this are to stop.
+    stopped_at INTEGER
 ) STRICT;
 
 -- One row per run of a group on an instance, and per run that was asked for or did not come about.
 CREATE TABLE {run} (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     group_name   TEXT NOT NULL,
-    -- every, rate, cron, manual, external, misfire, retry or after.
+    -- every, rate, cron, manual, external, misfire, retry, after or takeover.
     cause        TEXT NOT NULL,
-    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED or DISCARDED.
+    -- REQUESTED, RUNNING, DONE, FAILED, TIMEOUT, STOPPED, DISCARDED or LOST.
     status       TEXT NOT NULL,
     instance     TEXT,
+    -- The row that asked all instances for a run.
+    request      INTEGER,
     -- When its trigger was due.
     due_at       INTEGER,
     requested_at INTEGER NOT NULL DEFAULT (%NOW%),
@@ -32,5 +36,6 @@ CREATE TABLE {run} (
 ) STRICT;
 CREATE INDEX {-run_group} ON {run} (group_name, id);
 CREATE INDEX {-run_open} ON {run} (id) WHERE status IN ('REQUESTED', 'RUNNING');
+CREATE INDEX {-run_request} ON {run} (request) WHERE request IS NOT NULL;
 
 UPDATE {meta} SET schema_version = 4 WHERE schema_version < 4

@@ -12,6 +12,8 @@ mod migrate;
 mod publish;
 #[cfg(feature = "relay")]
 mod relay;
+#[cfg(feature = "relay")]
+mod runs;
 
 #[cfg(feature = "relay")]
 pub(crate) use relay::SqliteStore;

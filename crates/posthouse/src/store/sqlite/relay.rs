@@ -11,7 +11,7 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Passed, Poll, Reply, Setback, Store, Tables, Taken, Thin, Upkeep, no_trigger, on,
+    MessageFilter, MessageRow, Passed, Poll, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, no_trigger, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -188,9 +188,9 @@ const FREE: &str = concat!(
 #[derive(Debug)]
 pub(crate) struct SqliteStore {
     lease: SqlitePool,
-    work: SqlitePool,
+    pub(super) work: SqlitePool,
     pub(super) tables: Tables,
-    deadline: Duration,
+    pub(super) deadline: Duration,
     sql: Statements,
     passed: Passed,
 }
@@ -272,7 +272,7 @@ impl SqliteStore {
     }
 }
 
-fn millis(d: Duration) -> i64 {
+pub(super) fn millis(d: Duration) -> i64 {
     i64::try_from(d.as_millis()).unwrap_or(i64::MAX)
 }
 
@@ -467,6 +467,10 @@ impl Store for SqliteStore {
 
     fn passed(&self) -> &Passed {
         &self.passed
+    }
+
+    fn runs(&self) -> &dyn RunStore {
+        self
     }
 
     fn poll<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Poll> {

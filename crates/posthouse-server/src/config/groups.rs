@@ -1,0 +1,194 @@
+//! `[[groups]]`: sets of houses with a trigger of their own.
+
+use std::collections::BTreeMap;
+
+use posthouse::schedule::time_zones;
+use posthouse::{Group, Trigger};
+use toml::{Table, Value};
+
+use super::check::told;
+use super::problem::{Problem, join};
+use super::shape::{Walk, suggest};
+use super::{Config, DatabaseConfig, typed};
+
+/// One `[[groups]]`.
+#[derive(Debug)]
+pub(super) struct Written {
+    /// Where it is in the file.
+    pub(super) at: String,
+    /// Its name, if it has one, whatever else is wrong with it.
+    name: Option<String>,
+    /// None: something is wrong with it, and has been told.
+    pub(super) group: Option<Group>,
+}
+
+/// Reads what the walk has left.
+pub(super) fn read(walk: &mut Walk<'_>, value: Option<Value>) -> Vec<Written> {
+    let Some(Value::Array(items)) = value else { return Vec::new() };
+    let several = items.len() > 1;
+    let paths = std::mem::take(&mut walk.groups);
+    let mut out = Vec::new();
+    for (at, item) in paths.into_iter().zip(items) {
+        let Value::Table(mut table) = item else { continue };
+        let name = table.get("name").and_then(Value::as_str).map(str::to_owned);
+        let below = format!("{at}.");
+        let troubled = |walk: &Walk<'_>| walk.problems.iter().any(|p| p.path.starts_with(&below));
+        if several && name.is_none() && !walk.problems.iter().any(|p| p.path == join(&at, "name")) {
+            walk.problems.push(Problem::new(join(&at, "name"), None, "is missing").fix("name = \"orders\""));
+        }
+        trigger(walk, &at, &mut table);
+        // With a part left out it would be another group.
+        let group = if troubled(walk) { None } else { typed(walk, &at, Value::Table(table)) };
+        out.push(Written { at, name, group });
+    }
+    out
+}
+
+/// What a trigger that is a table must have.
+fn trigger(walk: &mut Walk<'_>, at: &str, table: &mut Table) {
+    let at = join(at, "trigger");
+    let below = format!("{at}.");
+    let Some(Value::Table(trigger)) = table.get("trigger") else { return };
+    if walk.problems.iter().any(|p| p.path.starts_with(&below)) {
+        return;
+    }
+    let has: Vec<&str> = ["every", "rate", "cron"].into_iter().filter(|key| trigger.contains_key(*key)).collect();
+    let problem = |reason: String| {
+        let fix = "write { every = \"5s\" }, { rate = \"5s\" } or { cron = \"0 */5 * * * *\", tz = \"Asia/Shanghai\" }";
+        Problem::new(&at, None, reason).fix(fix)
+    };
+    match has[..] {
+        [] => walk.problems.push(problem("has none of every, rate and cron".into())),
+        [one] if one != "cron" && trigger.contains_key("tz") => walk.problems.push(
+            Problem::new(join(&at, "tz"), walk.shown.get(&join(&at, "tz")).cloned(), "has no effect without cron")
+                .fix("remove it"),
+        ),
+        [_] => {}
+        _ => walk.problems.push(problem(format!("has {}, must have one of them", has.join(" and ")))),
+    }
+}
+
+/// What is wrong with groups, between them, and with what they name.
+pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, out: &mut Vec<Problem>) {
+    let sound: Vec<Group> = written.iter().filter_map(|w| w.group.clone()).collect();
+    let broken: Vec<&str> = written.iter().filter(|w| w.group.is_none()).filter_map(|w| w.name.as_deref()).collect();
+    for (path, why) in Group::problems_of(&sound) {
+        // The last of this name: the library tells of the one that comes later.
+        let of = |w: &&Written| w.group.as_ref().is_some_and(|g| path.starts_with(&format!("groups.{:?}.", g.name)));
+        let Some(w) = written.iter().rfind(of) else { continue };
+        let Some(group) = &w.group else { continue };
+        let field = path[format!("groups.{:?}.", group.name).len()..].to_owned();
+        if field == "then" && group.then.as_deref().is_some_and(|then| broken.contains(&then)) {
+            continue;
+        }
+        let fix = match field.as_str() {
+            "then" => meant(group.then.as_deref(), written.iter().filter_map(|w| w.name.as_deref())),
+            "trigger.tz" => match &group.trigger {
+                Trigger::Cron { tz, .. } => meant(Some(tz), time_zones().iter().map(String::as_str)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let before = out.len();
+        told(vec![(field, why)], &w.at, walk, out);
+        for problem in &mut out[before..] {
+            problem.fix = fix.clone();
+        }
+    }
+    for w in written {
+        let Some(group) = &w.group else { continue };
+        names(config, group, &w.at, walk, out);
+    }
+    if !written.is_empty() && broken.is_empty() && written.iter().all(|w| w.group.is_some()) {
+        for (name, database) in &config.databases {
+            if !sound.iter().any(|group| works_on(group, name, database)) {
+                out.push(
+                    Problem::new(join("databases", name), None, "no group works on it, so nothing of it would be sent")
+                        .fix(format!("add a [[groups]] with databases = [{name:?}], or leave databases out of one")),
+                );
+            }
+        }
+    }
+}
+
+fn meant<'n>(name: Option<&str>, known: impl IntoIterator<Item = &'n str>) -> Option<String> {
+    // Names of zones are found whatever their case, and suggested as they are written.
+    let known: Vec<&str> = known.into_iter().collect();
+    let lower: Vec<String> = known.iter().map(|k| k.to_lowercase()).collect();
+    let found = suggest(name?, lower.iter().map(String::as_str))?;
+    let place = lower.iter().position(|k| k == found)?;
+    Some(format!("did you mean {:?}?", known[place]))
+}
+
+/// Databases, tables and houses that a group names must be there.
+fn names(config: &Config, group: &Group, at: &str, walk: &Walk<'_>, out: &mut Vec<Problem>) {
+    let known: Vec<&str> = config.databases.keys().map(String::as_str).collect();
+    let mut say = |key: &str, reason: String, name: &str, known: &[&str]| {
+        let path = join(at, key);
+        let fix = meant(Some(name), known.iter().copied()).unwrap_or_else(|| format!("there are {}", known.join(", ")));
+        out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason).fix(fix));
+    };
+    for name in group.databases.iter().filter(|name| !config.databases.contains_key(*name)) {
+        if !walk.broken_databases.contains(name) {
+            say("databases", format!("there is no database {name:?}"), name, &known);
+        }
+    }
+    let databases: Vec<(&String, &DatabaseConfig)> =
+        config.databases.iter().filter(|(name, _)| group.databases.is_empty() || group.databases.contains(name)).collect();
+    let prefixes: Vec<&str> = databases.iter().map(|(_, d)| d.prefix.as_str()).collect();
+    if !prefixes.is_empty() && walk.broken_databases.is_empty() {
+        for table in group.tables.iter().filter(|t| !prefixes.contains(&t.as_str())) {
+            say("tables", format!("no database of this group has tables with the prefix {table:?}"), table, &prefixes);
+        }
+    }
+    let Some(highest) = group.houses.highest() else { return };
+    for (name, database) in databases.iter().filter(|(name, d)| works_on(group, name, d)) {
+        if let Some(houses) = database.houses.filter(|houses| highest >= *houses) {
+            let path = join(at, "houses");
+            let reason = format!("go up to {highest}, and database {name:?} has the houses 0 to {}", houses.saturating_sub(1));
+            out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason));
+        }
+    }
+}
+
+/// Whether a group has something to do in a database.
+pub(super) fn works_on(group: &Group, name: &str, database: &DatabaseConfig) -> bool {
+    let among = |names: &[String], name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    among(&group.databases, name) && among(&group.tables, &database.prefix)
+}
+
+impl Config {
+    /// The groups that work on a database.
+    pub(crate) fn groups_of(&self, database: &str) -> Vec<Group> {
+        let Some(config) = self.databases.get(database) else { return Vec::new() };
+        self.groups.iter().filter(|g| works_on(g, database, config)).cloned().collect()
+    }
+
+    /// A group that a person named.
+    pub(crate) fn group(&self, name: &str) -> Result<Option<&Group>, String> {
+        let known: BTreeMap<&str, &Group> = self.groups.iter().map(|g| (g.name.as_str(), g)).collect();
+        match known.get(name) {
+            Some(group) => Ok(Some(group)),
+            // They may be those of a service with a relay in it.
+            None if known.is_empty() => Ok(None),
+            None => Err(match meant(Some(name), known.keys().copied()) {
+                Some(meant) => format!("there is no group {name:?}; {meant}"),
+                None => format!("there is no group {name:?}; there are {}", known.into_keys().collect::<Vec<_>>().join(", ")),
+            }),
+        }
+    }
+}
+
+/// A trigger as one line.
+pub(crate) fn trigger_text(trigger: &Trigger) -> String {
+    let time = |d: &std::time::Duration| humantime::format_duration(*d).to_string();
+    match trigger {
+        Trigger::Continuous => "continuous".into(),
+        Trigger::Manual => "manual".into(),
+        Trigger::External => "external".into(),
+        Trigger::Every(period) => format!("{} after a run", time(period)),
+        Trigger::Rate(period) => format!("every {}", time(period)),
+        Trigger::Cron { cron, tz } => format!("{cron} ({tz})"),
+        _ => "?".into(),
+    }
+}
