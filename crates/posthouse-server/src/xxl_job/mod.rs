@@ -25,6 +25,7 @@ mod tests;
 mod wire;
 
 use std::future::Future;
+#[cfg(test)]
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -55,6 +56,7 @@ const LAST_CALLS: Duration = Duration::from_secs(10);
 
 /// A running executor.
 pub(crate) struct XxlJob {
+    #[cfg(test)]
     address: SocketAddr,
     jobs: Arc<Jobs>,
     registry: Loop,
@@ -142,12 +144,20 @@ impl XxlJob {
         let results = Loop::supervised("results", move |stop| results.clone().run(admins.clone(), stop));
         let retention = config.log_retention;
         let sweep = Loop::supervised("log retention", move |stop| sweep(logs.clone(), retention, stop));
-        Ok(Self { address, jobs, registry, results, sweep, http })
+        Ok(Self {
+            #[cfg(test)]
+            address,
+            jobs,
+            registry,
+            results,
+            sweep,
+            http,
+        })
     }
 
     /// The address that is listened on.
     #[cfg(test)]
-    pub(crate) fn address(&self) -> SocketAddr {
+    fn address(&self) -> SocketAddr {
         self.address
     }
 
