@@ -111,7 +111,7 @@ pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{
     BreakerState, DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome,
-    RunReport,
+    RunReport, Uncovered,
 };
 pub use settings::{
     CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,

@@ -26,7 +26,10 @@ pub(crate) async fn run(global: &Global, command: Houses) -> Result<(), Failure>
             database.reach().await?;
             let store = database.store();
             let (_, now) = store.check().await.map_err(|e| database.failure(&e))?;
-            if now == houses {
+            // Messages in houses that don't exist get theirs when the number is set anew.
+            let strays = [(i32::MIN, -1), (i32::from(now), i32::MAX)];
+            let strays = store.rows_in(&strays).await.map_err(|e| database.failure(&e))?;
+            if now == houses && strays.is_empty() {
                 if global.json {
                     output::json(&json!({ "database": database.name, "houses": houses, "before": now, "moved": 0 }));
                 } else {

@@ -92,6 +92,12 @@ fn gauges(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
     let lease = page.gauge("lease_seconds_left", "What is left of the lease; 0 without one.", DATABASE)?;
     let partitions = page.gauge("partitions_ahead", "Partitions of the message log that are ready ahead.", DATABASE)?;
     let sweep = page.gauge("full_sweep_seconds", "How long the last full sweep took.", DATABASE)?;
+    let uncovered = page.gauge("uncovered_houses", "Houses that no live instance covers.", DATABASE)?;
+    let orphaned = page.gauge(
+        "orphaned_messages",
+        "Messages in houses that no live instance covers or that don't exist; counted up to 10 000 in each of up to 16 houses.",
+        DATABASE,
+    )?;
     let pass = page.gauge("last_pass_age_seconds", "Time since the last successful pass of a loop.", &["database", "loop"])?;
     for (database, stats) in all {
         let label = &[*database];
@@ -107,6 +113,9 @@ fn gauges(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
         if let Some(took) = stats.full_sweep {
             sweep.with_label_values(label).set(took.as_secs_f64());
         }
+        let houses = stats.uncovered.as_ref().and_then(|u| u.houses.count());
+        uncovered.with_label_values(label).set(f64::from(houses.unwrap_or(0)));
+        orphaned.with_label_values(label).set(stats.orphaned.iter().map(|(_, rows)| *rows as f64).sum());
         for (name, at) in &stats.passes {
             pass.with_label_values(&[*database, &name.replace(' ', "_")]).set(now.saturating_duration_since(*at).as_secs_f64());
         }
@@ -236,6 +245,18 @@ mod tests {
         assert!(has("destination_down{database=\"main\",destination=\"other\"} 0"), "{text}");
         assert!(has("destination_in_flight{database=\"main\",destination=\"other\"} 50"), "{text}");
         assert!(has("destination_waiting{database=\"main\",destination=\"other\"} 100"), "{text}");
+    }
+
+    #[test]
+    fn orphaned_messages_are_summed() {
+        let mut stats = RelayStats::default();
+        stats.orphaned = vec![(posthouse::store::House(-1), 3), (posthouse::store::House(70), 4)];
+        let page = Page { registry: Registry::new() };
+        gauges(&page, &[("main", stats)]).unwrap();
+        let text = TextEncoder::new().encode_to_string(&page.registry.gather()).unwrap();
+        for line in ["posthouse_orphaned_messages{database=\"main\"} 7", "posthouse_uncovered_houses{database=\"main\"} 0"] {
+            assert!(text.lines().any(|l| l == line), "{line}: {text}");
+        }
     }
 
     #[test]

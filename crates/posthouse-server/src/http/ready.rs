@@ -76,6 +76,8 @@ fn judge(stats: &RelayStats, settings: &RelaySettings, now: Instant) -> (bool, V
     let told = json!({
         "ready": ready,
         "reasons": reasons,
+        // It does its work all the same.
+        "warnings": stats.warnings(),
         "reachable": reachable,
         "instance": stats.instance,
         "houses": stats.houses,
@@ -142,6 +144,16 @@ mod tests {
             .is_empty(),
             "an instance without houses reads nothing"
         );
+    }
+
+    #[test]
+    fn orphaned_messages_are_a_warning() {
+        let now = Instant::now();
+        let mut stats = healthy(now);
+        stats.orphaned = vec![(posthouse::store::House(-1), 3)];
+        let (ready, told) = judge(&stats, &RelaySettings::default(), now);
+        assert!(ready, "this instance does its work");
+        assert!(told["warnings"][0].as_str().unwrap().contains("house -1 (3 messages)"), "{told}");
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl Engine {
             {
                 self.wake_by(at);
             }
+            let mut passed_over = Vec::new();
             while room > 0 {
                 if ids.len() >= LOAD {
                     break;
@@ -71,6 +72,12 @@ impl Engine {
                     self.destinations[dest].ready.pop_front();
                     continue;
                 };
+                // Its group has as much as it may have: others go first.
+                if row.group.is_some_and(|group| !self.groups[group].may_load()) {
+                    self.destinations[dest].ready.pop_front();
+                    passed_over.push(id);
+                    continue;
+                }
                 // A destination that holds nothing may load one message even so: another's slow sends must not starve it,
                 // and a message larger than the whole budget must go. So the bound is the budget and one message per destination.
                 let d = &self.destinations[dest];
@@ -86,6 +93,9 @@ impl Engine {
                 }
                 self.enter(id, State::Loading);
                 ids.push(id);
+            }
+            for id in passed_over.into_iter().rev() {
+                self.destinations[dest].ready.push_front(id);
             }
             let d = &self.destinations[dest];
             if d.ready.is_empty() && d.loaded.is_empty() {
@@ -203,7 +213,7 @@ impl Engine {
             return;
         }
         // Its house is leaving, or has left: whoever takes it sends the row.
-        if self.stopping || self.houses.get(&row.thin.house).is_none_or(|h| h.draining) {
+        if !self.keeps(row.thin.house) {
             self.forget(id);
             return;
         }
@@ -223,11 +233,16 @@ impl Engine {
         let active: Vec<usize> = self.active.iter().copied().collect();
         for dest in active {
             let mut room = self.destinations[dest].may_send(now);
+            let mut passed_over = Vec::new();
             while room > 0 {
                 let Some((id, _)) = self.destinations[dest].loaded.front() else { break };
                 let id = *id;
-                if !self.rows.get(&id).is_some_and(|r| r.state == State::Loaded && r.dest == dest) {
+                let Some(row) = self.rows.get(&id).filter(|r| r.state == State::Loaded && r.dest == dest) else {
                     self.destinations[dest].loaded.pop_front();
+                    continue;
+                };
+                if row.group.is_some_and(|group| !self.groups[group].may_send()) {
+                    passed_over.extend(self.destinations[dest].loaded.pop_front());
                     continue;
                 }
                 if let Err(at) = self.destinations[dest].take_rate(now) {
@@ -238,6 +253,9 @@ impl Engine {
                 self.tries += 1;
                 let try_number = self.tries;
                 self.enter(id, State::Sending { try_number, started: now });
+                if let Some(row) = self.rows.get_mut(&id) {
+                    row.tried = true;
+                }
                 room -= 1;
                 let route = self.destinations[dest].route.clone();
                 let Some(transport) = self.destinations[dest].transport.clone() else {
@@ -259,6 +277,9 @@ impl Engine {
                     Some((_, batch)) => batch.push(delivery),
                     None => batches.push((transport, vec![delivery])),
                 }
+            }
+            for waiting in passed_over.into_iter().rev() {
+                self.destinations[dest].loaded.push_front(waiting);
             }
             let d = &self.destinations[dest];
             if d.ready.is_empty() && d.loaded.is_empty() {
@@ -349,7 +370,7 @@ impl Engine {
                 row.thin.claims += 1;
                 row.claimed = true;
                 let house = row.thin.house;
-                if self.stopping || self.houses.get(&house).is_none_or(|h| h.draining) {
+                if !self.keeps(house) {
                     self.unclaim(id, Duration::ZERO);
                 } else {
                     self.to_load.push(id);
@@ -397,6 +418,7 @@ impl Engine {
             attempt: Some(Attempt { outcome: "claims", response: None, took: Duration::ZERO }),
         };
         self.shared.stats().failed += 1;
+        self.run_counts(id, |counts| counts.failed += 1);
         self.set_back(id, setback);
     }
 }

@@ -2,7 +2,7 @@
 //! in tasks it owns, and come back as events.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,9 @@ use super::membership::{HouseEvent, Report};
 use super::ordering::{KeyQueue, Recent};
 use super::outcome::Lane;
 use super::reading::Reading;
+use super::run::Running;
 use super::{Command, Shared};
-use crate::store::{Change, Done, DuePage, House, KeyHash, Poll, Setback, Store, Taken, Thin};
+use crate::store::{Change, Done, DuePage, Ends, House, KeyHash, Poll, Setback, Store, Taken, Thin};
 use crate::transport::{Answer, Delivery, Transport};
 use crate::{Envelope, Error};
 
@@ -31,6 +32,12 @@ pub(super) struct Row {
     pub(super) suspect: bool,
     /// Marked SENDING by us.
     pub(super) claimed: bool,
+    /// The group of its house.
+    pub(super) group: Option<usize>,
+    /// The run that took it up.
+    pub(super) run: Option<u64>,
+    /// It was handed to its transport, or concluded without.
+    pub(super) tried: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +71,10 @@ pub(super) struct Window {
 
 #[derive(Debug)]
 pub(super) struct HouseState {
-    pub(super) epoch: i64,
+    /// Another number each time the house is read from the start.
+    pub(super) life: u64,
+    pub(super) group: Option<usize>,
+    pub(super) gate: Gate,
     /// Everything visible up to here has been read.
     pub(super) mark: i64,
     /// Earlier marks, for the near sweep.
@@ -77,16 +87,104 @@ pub(super) struct HouseState {
     pub(super) polled_out: bool,
     pub(super) due_read: bool,
     pub(super) draining: bool,
+    /// To be drained once its run has ended.
+    pub(super) leaves: bool,
+    /// The lowest id that was left in the database because its group had no room: the forward read goes back to it.
+    pub(super) refused: Option<i64>,
     /// Rows in memory.
     pub(super) rows: usize,
     /// The last forward read of it was cut off by its limit.
     pub(super) busy: bool,
 }
 
+/// Whether a house's messages are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// All the time.
+    Open,
+    /// Not now: its group isn't continuous.
+    Closed,
+    /// For a run.
+    Run {
+        run: u64,
+        /// Its highest pending id when the run began.
+        bound: i64,
+        /// The database's clock when the run began; what became due later waits for the next run.
+        began: i64,
+        /// The run takes up messages. Otherwise it ends.
+        open: bool,
+        /// The run's limit is reached for now.
+        paused: bool,
+    },
+}
+
+/// What a group has in memory.
+#[derive(Debug, Default)]
+pub(super) struct GroupLoad {
+    /// Most in flight.
+    pub(super) concurrency: Option<usize>,
+    pub(super) rows: usize,
+    /// Being claimed, loaded, or in flight; or loaded.
+    pub(super) busy: usize,
+    pub(super) in_flight: usize,
+    /// Rows were refused; none is read before there is room again.
+    pub(super) full: bool,
+}
+
+impl GroupLoad {
+    /// Rows of it that may be in memory. Few enough to leave room to other groups' rows for the same destination.
+    pub(super) fn room(&self) -> usize {
+        self.concurrency.map_or(usize::MAX, |n| (n * 2).max(64))
+    }
+
+    /// How many more may be loaded: as many again as may be in flight.
+    pub(super) fn may_load(&self) -> bool {
+        self.concurrency.is_none_or(|n| self.busy < n * 2)
+    }
+
+    pub(super) fn may_send(&self) -> bool {
+        self.concurrency.is_none_or(|n| self.in_flight < n)
+    }
+}
+
 impl HouseState {
-    fn new(taken: &Taken) -> Self {
+    /// Its rows may be taken up, or go on.
+    pub(super) fn is_kept(&self) -> bool {
+        !self.draining && matches!(self.gate, Gate::Open | Gate::Run { open: true, .. })
+    }
+
+    /// Its rows are to be read.
+    pub(super) fn is_read(&self) -> bool {
+        self.is_kept() && !matches!(self.gate, Gate::Run { paused: true, .. })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.draining && self.gate == Gate::Open
+    }
+
+    /// The forward read has something to find.
+    pub(super) fn is_ahead(&self) -> bool {
+        match self.gate {
+            Gate::Run { bound, .. } => self.is_read() && (self.mark < bound || self.refused.is_some()),
+            _ => self.is_read(),
+        }
+    }
+
+    /// It is read from the start.
+    pub(super) fn restart(&mut self, life: u64) {
+        self.life = life;
+        self.mark = 0;
+        self.marks.clear();
+        self.refused = None;
+        self.polled_out = false;
+        self.busy = true;
+    }
+
+    fn new(taken: &Taken, life: u64, group: Option<usize>, gate: Gate) -> Self {
         Self {
-            epoch: taken.epoch,
+            life,
+            group,
+            gate,
             mark: 0,
             marks: VecDeque::new(),
             suspect: taken.expired,
@@ -94,6 +192,8 @@ impl HouseState {
             polled_out: false,
             due_read: false,
             draining: false,
+            leaves: false,
+            refused: None,
             rows: 0,
             busy: true,
         }
@@ -111,7 +211,7 @@ type Line = (Arc<dyn Transport>, mpsc::UnboundedSender<Vec<Delivery>>);
 pub(super) enum Event {
     Polled {
         seq: u64,
-        asked: Vec<(House, i64, i64)>,
+        asked: Vec<(House, u64, i64)>,
         all: bool,
         unfiltered: bool,
         reached_back: Option<Duration>,
@@ -119,7 +219,7 @@ pub(super) enum Event {
     },
     Due {
         limit: u32,
-        asked: Vec<(House, i64)>,
+        asked: Vec<(House, u64)>,
         took: Duration,
         result: Result<DuePage, Error>,
     },
@@ -130,7 +230,7 @@ pub(super) enum Event {
     },
     OfDestination {
         dest: usize,
-        asked: Vec<(House, i64, i64)>,
+        asked: Vec<(House, u64, i64)>,
         limit: u32,
         result: Result<Vec<Thin>, Error>,
     },
@@ -143,6 +243,22 @@ pub(super) enum Event {
         took: Duration,
         result: Result<Vec<Thin>, Error>,
     },
+    /// Where the houses of a run end.
+    Opened {
+        run: u64,
+        result: Result<Ends, Error>,
+    },
+    /// A page of a run's last look.
+    Looked {
+        run: u64,
+        seq: u64,
+        limit: u32,
+        result: Result<Vec<Thin>, Error>,
+    },
+    /// A run is told to stop.
+    Stop(u64),
+    /// A task that ended with its run.
+    Nothing,
     Claimed {
         ids: Vec<i64>,
         result: Result<Vec<i64>, Error>,
@@ -167,11 +283,11 @@ pub(super) struct Engine {
     pub(super) instance: Arc<str>,
     pub(super) houses: HashMap<House, HouseState>,
     /// How many houses it should own; None before that is known.
-    share: Option<usize>,
+    pub(super) share: Option<usize>,
     pub(super) rows: HashMap<i64, Row>,
     pub(super) keys: HashMap<(House, KeyHash), KeyQueue>,
     pub(super) destinations: Vec<Destination>,
-    by_name: HashMap<String, usize>,
+    pub(super) by_name: HashMap<String, usize>,
     /// Places in `destinations` that are free again.
     vacant: Vec<usize>,
     /// Destinations that have something ready or loaded.
@@ -203,7 +319,16 @@ pub(super) struct Engine {
     pub(super) done: Lane<Done>,
     pub(super) setbacks: Lane<Setback>,
     pub(super) lease_until: Option<Instant>,
-    to_membership: mpsc::UnboundedSender<Report>,
+    pub(super) to_membership: mpsc::UnboundedSender<Report>,
+    /// By place in the settings.
+    pub(super) groups: Vec<GroupLoad>,
+    /// Whether each of the groups is paused; None: not known yet, so nothing is sent from its houses.
+    pauses: Vec<Option<bool>>,
+    pub(super) runs: BTreeMap<u64, Running>,
+    /// Numbers of runs, and of lives of houses.
+    pub(super) numbers: u64,
+    /// Rows whose log row is gone.
+    pub(super) missing: usize,
     pub(super) stopping: bool,
     drains: Vec<(u64, oneshot::Sender<()>)>,
     /// The loop comes round again by this moment.
@@ -263,6 +388,15 @@ pub(super) async fn run(
         setbacks: Lane::new(now),
         lease_until: None,
         to_membership,
+        groups: shared
+            .groups
+            .iter()
+            .map(|g| GroupLoad { concurrency: g.concurrency.map(|n| n as usize), ..GroupLoad::default() })
+            .collect(),
+        pauses: shared.groups.iter().map(|g| (!g.is_continuous()).then_some(false)).collect(),
+        runs: BTreeMap::new(),
+        numbers: 0,
+        missing: 0,
         stopping: false,
         drains: Vec::new(),
         timer: now,
@@ -305,11 +439,8 @@ pub(super) async fn run(
                     engine.drains.push((engine.reading.issued, done));
                     engine.reading.poll_now();
                 }
-                Some(Command::Run(run, done)) => {
-                    let end = super::RunEnd::Lost(format!("there is no group {:?} here", run.group));
-                    // Whoever asked may have gone.
-                    let _ = done.send(super::RunOutcome { counts: super::RunCounts::default(), end });
-                }
+                Some(Command::Run(run, done)) => engine.run_asked(run, done),
+                Some(Command::Pause(group, paused)) => engine.pause(&group, paused),
                 None => commands_open = false,
             },
             () = shared.wake.notify.notified() => {
@@ -323,6 +454,7 @@ pub(super) async fn run(
         }
     }
     engine.publish_stats(true);
+    engine.end_runs();
     // What a transport still holds has been given up; nothing is sent while it closes.
     engine.sends.shutdown().await;
     for transport in shared.directory.transports.values() {
@@ -342,7 +474,9 @@ impl Engine {
         }
         self.expire(now);
         self.write(now);
+        self.step_runs();
         if !self.stopping {
+            self.make_room();
             self.claim_suspects(now);
             self.load(now);
             self.send(now);
@@ -374,6 +508,10 @@ impl Engine {
 
     fn on_event(&mut self, event: Event) {
         match event {
+            Event::Opened { run, result } => self.on_opened(run, result),
+            Event::Looked { run, seq, limit, result } => self.on_looked(run, seq, limit, result),
+            Event::Stop(run) => self.stop_run(run),
+            Event::Nothing => {}
             Event::Claimed { ids, result } => self.on_claimed(ids, result),
             Event::Loaded { ids, result } => self.on_loaded(&ids, result),
             Event::Delivered { batch, result } => self.on_delivered(batch, result),
@@ -391,15 +529,18 @@ impl Engine {
             HouseEvent::Share(share) => self.share = Some(share),
             HouseEvent::Gained(taken) => {
                 for t in taken {
-                    let rows = self.rows.values().filter(|r| r.thin.house == t.house).count();
-                    self.houses.insert(t.house, HouseState { rows, ..HouseState::new(&t) });
+                    self.gain(&t, false);
                 }
                 self.reading.gained();
             }
+            HouseEvent::Exactly(run, answer) => self.on_taken(run, answer),
             HouseEvent::Release(houses) => {
                 for house in &houses {
-                    if let Some(h) = self.houses.get_mut(house) {
-                        h.draining = true;
+                    match self.houses.get_mut(house) {
+                        // What a run has begun it finishes.
+                        Some(h) if matches!(h.gate, Gate::Run { .. }) => h.leaves = true,
+                        Some(h) => h.draining = true,
+                        None => {}
                     }
                 }
                 self.drop_waiting();
@@ -408,21 +549,78 @@ impl Engine {
                 for house in &houses {
                     self.houses.remove(house);
                 }
+                self.run_lost(&houses);
                 self.drop_waiting();
             }
         }
     }
 
+    /// A house is ours from now on. One that was taken for a run is closed whatever its group.
+    pub(super) fn gain(&mut self, taken: &Taken, for_run: bool) {
+        let rows = self.rows.values().filter(|r| r.thin.house == taken.house).count();
+        let groups = &self.shared.groups;
+        let group = groups.iter().position(|g| g.houses.contains(taken.house.0));
+        let continuous =
+            groups.is_empty() || group.is_some_and(|place| groups[place].is_continuous() && self.pauses[place] == Some(false));
+        let gate = if continuous && !for_run { Gate::Open } else { Gate::Closed };
+        let life = self.number();
+        self.houses.insert(taken.house, HouseState { rows, ..HouseState::new(taken, life, group, gate) });
+    }
+
+    /// A continuous group is paused: nothing more is taken from its houses, and what is in flight ends. Or it goes on, from the
+    /// start. Of other groups only the trigger is paused, which isn't known here.
+    fn pause(&mut self, group: &str, paused: bool) {
+        let place = self.shared.groups.iter().position(|g| g.name == group && g.is_continuous());
+        let Some(place) = place.filter(|place| self.pauses[*place].replace(paused) != Some(paused)) else { return };
+        let (from, to) = if paused { (Gate::Open, Gate::Closed) } else { (Gate::Closed, Gate::Open) };
+        let mut number = self.numbers;
+        for h in self.houses.values_mut().filter(|h| h.group == Some(place) && h.gate == from) {
+            h.gate = to;
+            if !paused {
+                number += 1;
+                h.restart(number);
+                h.due_read = false;
+            }
+        }
+        self.numbers = number;
+        if paused {
+            self.drop_waiting();
+        } else {
+            self.reading.gained();
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// Groups that had too much in memory are read again.
+    fn make_room(&mut self) {
+        for load in &mut self.groups {
+            if load.full && load.rows * 2 <= load.room() {
+                load.full = false;
+                self.reading.poll_now();
+            }
+        }
+    }
+
+    pub(super) fn is_full(&self, h: &HouseState) -> bool {
+        h.group.is_some_and(|group| self.groups[group].full)
+    }
+
+    /// Whether rows of a house may go on, or stay.
+    pub(super) fn keeps(&self, house: House) -> bool {
+        !self.stopping && self.houses.get(&house).is_some_and(HouseState::is_kept)
+    }
+
     /// Lets go of rows that aren't in flight and whose houses aren't ours any more (or all of them when stopping).
-    fn drop_waiting(&mut self) {
-        let stopping = self.stopping;
-        let gone = |houses: &HashMap<House, HouseState>, house: House| stopping || houses.get(&house).is_none_or(|h| h.draining);
+    pub(super) fn drop_waiting(&mut self) {
         let drop: Vec<i64> = self
             .rows
             .iter()
             .filter(|(_, r)| {
-                matches!(r.state, State::Waiting | State::Loading | State::Loaded | State::Missing)
-                    && gone(&self.houses, r.thin.house)
+                matches!(r.state, State::Waiting | State::Loading | State::Loaded | State::Missing) && !self.keeps(r.thin.house)
             })
             .map(|(id, _)| *id)
             .collect();
@@ -432,7 +630,7 @@ impl Engine {
                 _ => self.forget(id),
             }
         }
-        let houses: HashSet<House> = self.houses.iter().filter(|(_, h)| !h.draining && !stopping).map(|(h, _)| *h).collect();
+        let houses: HashSet<House> = self.houses.keys().copied().filter(|house| self.keeps(*house)).collect();
         self.forget_keys(|house| !houses.contains(&house));
         for d in &mut self.destinations {
             if let Some(cursors) = &mut d.lag {
@@ -448,6 +646,7 @@ impl Engine {
 
     fn stop(&mut self) {
         self.stopping = true;
+        self.stop_runs();
         for id in std::mem::take(&mut self.to_load) {
             self.unclaim(id, Duration::ZERO);
         }
@@ -500,6 +699,10 @@ impl Engine {
         let Some(row) = self.rows.remove(&id) else { return };
         self.leave_state(&row);
         self.destinations[row.dest].rows -= 1;
+        if let Some(group) = row.group {
+            self.groups[group].rows -= 1;
+        }
+        self.leave_run(&row);
         let Some(house) = self.houses.get_mut(&row.thin.house) else { return };
         house.rows = house.rows.saturating_sub(1);
         if !row.suspect {
@@ -521,19 +724,27 @@ impl Engine {
 
     /// Undoes what a row's state counts for.
     fn leave_state(&mut self, row: &Row) {
-        self.count(row.state, row.dest, row.thin.size, |n, by| *n -= by);
+        self.count(row.state, (row.dest, row.group), row.thin.size, |n, by| *n -= by);
     }
 
     /// Moves a row to another state.
     pub(super) fn enter(&mut self, id: i64, state: State) {
         let Some(row) = self.rows.get_mut(&id) else { return };
-        let (before, dest, size) = (std::mem::replace(&mut row.state, state), row.dest, row.thin.size);
-        self.count(before, dest, size, |n, by| *n -= by);
-        self.count(state, dest, size, |n, by| *n += by);
+        let (before, of, size) = (std::mem::replace(&mut row.state, state), (row.dest, row.group), row.thin.size);
+        self.count(before, of, size, |n, by| *n -= by);
+        self.count(state, of, size, |n, by| *n += by);
     }
 
     /// What a row in some state counts for.
-    fn count(&mut self, state: State, dest: usize, size: u32, change: impl Fn(&mut usize, usize)) {
+    fn count(&mut self, state: State, (dest, group): (usize, Option<usize>), size: u32, change: impl Fn(&mut usize, usize)) {
+        if let Some(load) = group.map(|group| &mut self.groups[group]) {
+            if matches!(state, State::Sending { .. }) {
+                change(&mut load.in_flight, 1);
+            }
+            if matches!(state, State::Claiming | State::Loading | State::Loaded | State::Sending { .. }) {
+                change(&mut load.busy, 1);
+            }
+        }
         let d = &mut self.destinations[dest];
         match state {
             State::Waiting => change(&mut d.waiting, 1),
@@ -542,7 +753,8 @@ impl Engine {
                 change(&mut d.in_flight, 1);
                 change(&mut self.in_flight, 1);
             }
-            State::Loaded | State::Writing { .. } | State::Missing => {}
+            State::Missing => change(&mut self.missing, 1),
+            State::Loaded | State::Writing { .. } => {}
         }
         if matches!(state, State::Loading | State::Loaded | State::Sending { .. }) {
             change(&mut self.bytes, size as usize);
@@ -597,11 +809,13 @@ impl Engine {
     }
 
     fn answer_drains(&mut self, now: Instant) {
-        if self.drains.is_empty() {
+        if self.drains.is_empty() || self.pauses.contains(&None) {
             return;
         }
-        // More instances than houses: nothing is this one's to send.
-        if self.houses.is_empty() && self.share == Some(0) && self.lease_until.is_some_and(|until| now < until) {
+        // More instances than houses, or none that is open: nothing is this one's to send.
+        let open = self.houses.values().any(HouseState::is_open);
+        let all = self.share.is_some_and(|share| self.houses.len() >= share);
+        if !open && all && self.lease_until.is_some_and(|until| now < until) {
             for (_, done) in self.drains.drain(..) {
                 // Whoever asked may have gone.
                 let _ = done.send(());
@@ -609,11 +823,13 @@ impl Engine {
             return;
         }
         let moving = |r: &Row| match r.state {
+            _ if r.run.is_some() => false,
             State::Missing => false,
             State::Waiting => !self.destinations[r.dest].is_down(),
             _ => true,
         };
-        if self.houses.is_empty() || self.rows.values().any(moving) || !self.reading.is_idle(now) || !self.key_reads.is_empty() {
+        let of_open = |key: &(House, KeyHash)| self.houses.get(&key.0).is_some_and(HouseState::is_open);
+        if !open || self.rows.values().any(moving) || !self.reading.is_idle(now) || self.key_reads.iter().any(of_open) {
             return;
         }
         if !self.done.is_empty() || !self.setbacks.is_empty() || self.destinations.iter().any(|d| d.wants_rows(now)) {
@@ -665,6 +881,10 @@ impl Engine {
             self.vacant.push(place);
         }
         stats.pass("engine");
+        // With every house closed there is nothing to read.
+        if !self.houses.is_empty() && !self.houses.values().any(HouseState::is_read) {
+            stats.pass("forward read");
+        }
         if last {
             stats.houses = 0;
         }

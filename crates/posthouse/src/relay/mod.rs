@@ -3,6 +3,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `membership.rs` | keeps the lease, shares out houses |
+//! | `coverage.rs` | houses that nobody sees to, and messages in them |
 //! | `engine.rs` | the one loop that owns all state in memory; I/O runs in tasks of its own |
 //! | `reading.rs` | which rows to read next |
 //! | `ordering.rs` | which of them may go |
@@ -13,6 +14,7 @@
 //! | `schedule.rs` | runs groups when their triggers are due |
 //! | `stats.rs` | what can be seen from outside |
 
+mod coverage;
 mod destination;
 mod dispatch;
 mod engine;
@@ -34,14 +36,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::outbox::Wake;
-use crate::store::{Backend, House, Store};
+use crate::store::{Backend, House, SCHEMA_VERSION, Store};
 use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
 use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelaySettings, Route};
 
 pub use run::{Run, RunCounts, RunEnd, RunOutcome};
 pub use schedule::RunReport;
-pub use stats::{BreakerState, DestinationStats, GroupStats, LastRun, RelayStats};
+pub use stats::{BreakerState, DestinationStats, GroupStats, LastRun, RelayStats, Uncovered};
 
 /// Routes and transports: where a destination name leads.
 #[derive(Debug)]
@@ -294,18 +296,24 @@ impl RelayBuilder {
         }
         let store = store(settings.database_timeout);
         match store.check().await {
+            Ok((version, _)) if version < SCHEMA_VERSION => {
+                return Err(Error::Schema(format!(
+                    "the tables are of version {version}, and this program needs version {SCHEMA_VERSION}; run `posthouse migrate`, or \
+                     call posthouse::migrate: instances of the version before go on working"
+                )));
+            }
             Ok((_, houses)) => {
-                let missing = houses_missing(&groups, houses);
-                if !missing.is_empty() {
-                    return Err(Error::Config(missing.join("\n")));
-                }
+                let mut problems = houses_missing(&groups, houses);
                 if let Some(expected) = expected_houses
                     && expected != houses
                 {
-                    return Err(Error::Config(format!(
+                    problems.push(format!(
                         "houses: the configuration says {expected}, the database has {houses}; they are set once, at the first migration. \
                          Change the configuration, or run `posthouse houses resize {expected}`"
-                    )));
+                    ));
+                }
+                if !problems.is_empty() {
+                    return Err(Error::Config(problems.join("\n")));
                 }
             }
             Err(e) if e.kind() == ErrorKind::Unavailable => {
@@ -313,8 +321,8 @@ impl RelayBuilder {
             }
             Err(e) => return Err(e),
         }
-        let owned = watch::Sender::new(None);
-        let shared = Arc::new(Shared { store, wake, settings, directory, groups, owned, trace, stats: Mutex::default() });
+        let (stats, covered, owned) = (Mutex::default(), watch::Sender::new(None), watch::Sender::new(None));
+        let shared = Arc::new(Shared { store, wake, settings, directory, groups, owned, trace, stats, covered });
         let (commands, inbox) = mpsc::unbounded_channel();
         let (asks, asked) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
@@ -358,6 +366,8 @@ pub(crate) struct Shared {
     owned: watch::Sender<Option<HashSet<House>>>,
     trace: Option<Trace>,
     stats: Mutex<RelayStats>,
+    /// The coverage that the last renewal told.
+    covered: watch::Sender<Option<coverage::Covered>>,
 }
 
 impl Shared {
@@ -374,6 +384,8 @@ pub(crate) enum Command {
     Drain(oneshot::Sender<()>),
     /// Run a group once.
     Run(Run, oneshot::Sender<RunOutcome>),
+    /// A continuous group is paused, or not.
+    Pause(String, bool),
 }
 
 /// How the loops are told what to do.
@@ -492,6 +504,7 @@ async fn run_once(shared: Arc<Shared>, Told { commands, engine, asked, stop }: T
     let mut awaited = vec![membership::NAME];
     others.spawn(membership::run(shared.clone(), to_engine, from_engine, lease));
     others.spawn(upkeep(shared.clone()));
+    others.spawn(coverage::orphans(shared.clone()));
     others.spawn(listen(shared.clone()));
     if !shared.groups.is_empty() {
         awaited.push(schedule::NAME);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use super::engine::{Engine, Row, State, Window};
+use super::engine::{Engine, Gate, Row, State, Window};
 use crate::store::{House, KeyHash, Thin};
 use crate::{OnExhausted, Ordering};
 
@@ -47,7 +47,7 @@ impl Engine {
         if self.rows.contains_key(&thin.id) || self.recent.contains(thin.id) {
             return false;
         }
-        if self.houses.get(&thin.house).is_none_or(|h| h.draining) {
+        if !self.keeps(thin.house) || !self.run_wants(&thin) || !self.group_has_room(&thin) {
             return false;
         }
         let dest = self.destination(&thin.destination);
@@ -108,10 +108,31 @@ impl Engine {
         true
     }
 
+    /// Whether the row's group, if it has a limit, may have one more in memory; otherwise the row is read again when it may.
+    fn group_has_room(&mut self, thin: &Thin) -> bool {
+        let Some(house) = self.houses.get_mut(&thin.house) else { return false };
+        let Some(load) = house.group.map(|group| &mut self.groups[group]) else { return true };
+        if load.rows < load.room() {
+            return true;
+        }
+        load.full = true;
+        // A destination that lags is left out of the forward read.
+        if let Some(cursors) = self.by_name.get(&thin.destination).and_then(|dest| self.destinations[*dest].lag.as_mut()) {
+            let cursor = cursors.entry(thin.house).or_insert(house.mark);
+            *cursor = (*cursor).min(thin.id - 1);
+        }
+        house.refused = Some(house.refused.map_or(thin.id, |known| known.min(thin.id)));
+        false
+    }
+
     fn insert(&mut self, thin: Thin, dest: usize, key: Option<(House, KeyHash)>) {
-        let mut suspect = false;
+        let (mut suspect, mut group, mut run) = (false, None, None);
         if let Some(house) = self.houses.get_mut(&thin.house) {
             house.rows += 1;
+            group = house.group;
+            if let Gate::Run { run: number, .. } = house.gate {
+                run = Some(number);
+            }
             if house.suspect {
                 let left = self.destinations[dest].concurrency();
                 let window = house.windows.entry(dest).or_insert(Window { left, open: 0, held: Vec::new() });
@@ -124,7 +145,12 @@ impl Engine {
         }
         self.destinations[dest].rows += 1;
         self.destinations[dest].waiting += 1;
-        self.rows.insert(thin.id, Row { thin, dest, key, state: State::Waiting, suspect, claimed: false });
+        if let Some(group) = group {
+            self.groups[group].rows += 1;
+        }
+        self.join_run(run, thin.id);
+        let state = State::Waiting;
+        self.rows.insert(thin.id, Row { thin, dest, key, state, suspect, claimed: false, group, run, tried: false });
     }
 
     /// Lets the next of a key's queue go: the first if none is on its way; of a pipelined route all of them, in order.

@@ -121,6 +121,8 @@ impl Engine {
             stats.failed += 1;
         }
         drop(stats);
+        let again = wait.is_some();
+        self.run_counts(id, |counts| *(if again { &mut counts.retried } else { &mut counts.failed }) += 1);
         self.set_back(id, setback);
     }
 
@@ -211,6 +213,7 @@ impl Engine {
                     {
                         self.store.passed().leave_out(key);
                     }
+                    self.run_counts(done.id, |counts| counts.delivered += 1);
                     self.finished(done.id, true);
                 }
             }

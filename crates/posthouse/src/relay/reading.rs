@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use super::engine::{Engine, Event, HouseState};
+use super::engine::{Engine, Event, Gate, HouseState};
 use super::ordering::Found;
 use crate::store::{House, KeyHash, Mark, Poll, Thin};
 use crate::{Error, RelaySettings};
@@ -42,6 +42,8 @@ pub(super) struct Reading {
     pub(super) issued: u64,
     fast: Option<u64>,
     slow: Option<u64>,
+    /// Last looks of runs.
+    pub(super) looks: std::collections::BTreeSet<u64>,
     /// After an error, nothing is read before this.
     after: Instant,
     failures: u32,
@@ -75,8 +77,8 @@ pub(super) struct Reading {
 #[derive(Debug)]
 struct Sweep {
     full: bool,
-    /// (mark, epoch) per house that isn't finished.
-    left: Vec<(Mark, i64)>,
+    /// (mark, life) per house that isn't finished.
+    left: Vec<(Mark, u64)>,
     took: Duration,
 }
 
@@ -86,6 +88,7 @@ impl Reading {
             issued: 0,
             fast: None,
             slow: None,
+            looks: Default::default(),
             after: now,
             failures: 0,
             turn: 0,
@@ -138,18 +141,28 @@ impl Reading {
             && self.changes.is_none_or(|known| known >= self.changes_seen)
     }
 
-    fn issue(&mut self) -> u64 {
+    pub(super) fn issue(&mut self) -> u64 {
         self.issued += 1;
         self.issued
     }
 
     fn oldest_outstanding(&self) -> u64 {
-        self.fast.unwrap_or(u64::MAX).min(self.slow.unwrap_or(u64::MAX))
+        let looks = self.looks.first().copied();
+        [self.fast, self.slow, looks].into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    /// Until when nothing is read, after an error.
+    pub(super) fn after_error(&self, now: Instant) -> Option<Instant> {
+        (now < self.after).then_some(self.after)
+    }
+
+    pub(super) fn reads_now(&self) -> bool {
+        self.fast.is_some()
     }
 }
 
-/// (house, epoch, cursor) of a read, to recognise a house that was lost and came back meanwhile.
-type Asked = Vec<(House, i64, i64)>;
+/// (house, life, cursor) of a read, to recognise a house that is read from the start since.
+type Asked = Vec<(House, u64, i64)>;
 
 impl Engine {
     /// Rows that may be in memory before reading stops.
@@ -157,8 +170,19 @@ impl Engine {
         self.rows.len() < self.shared.settings.batch as usize * 4
     }
 
+    /// Houses that are read now.
     fn readable(&self) -> impl Iterator<Item = (House, &HouseState)> {
-        self.houses.iter().filter(|(_, h)| !h.draining).map(|(house, h)| (*house, h))
+        self.houses.iter().filter(|(_, h)| h.is_read() && !self.is_full(h)).map(|(house, h)| (*house, h))
+    }
+
+    /// Houses that the forward read reads now.
+    fn ahead(&self) -> impl Iterator<Item = (House, &HouseState)> {
+        self.readable().filter(|(_, h)| h.is_ahead())
+    }
+
+    /// Houses that are read all the time.
+    fn open(&self) -> impl Iterator<Item = (House, &HouseState)> {
+        self.readable().filter(|(_, h)| h.is_open())
     }
 
     fn excluded(&self) -> Vec<String> {
@@ -201,14 +225,14 @@ impl Engine {
             self.wake_by(self.reading.next_poll);
             return false;
         }
-        if !self.has_room() {
+        if !self.has_room() || self.ahead().next().is_none() {
             return false;
         }
         // With nothing in memory the forward read reaches back as far as the near sweep and replaces it, but not so often that it
         // costs much where what was delivered can't be cleaned away.
-        let reach_back = now >= self.reading.back_at && self.rows.is_empty() && !self.readable().any(|(_, h)| h.busy);
+        let reach_back = now >= self.reading.back_at && self.rows.is_empty() && !self.ahead().any(|(_, h)| h.busy);
         // Of the houses that were cut off last time a few in turn, in large steps; all of the others.
-        let mut busy: Vec<House> = self.readable().filter(|(_, h)| h.busy).map(|(house, _)| house).collect();
+        let mut busy: Vec<House> = self.ahead().filter(|(_, h)| h.busy).map(|(house, _)| house).collect();
         busy.sort_unstable();
         let first = busy.partition_point(|house| *house <= self.reading.busy_last);
         let n = busy.len().max(1);
@@ -217,11 +241,14 @@ impl Engine {
         if let Some(last) = busy.last() {
             self.reading.busy_last = *last;
         }
-        let asked: Asked = self
-            .readable()
-            .filter(|(house, _)| !left_out.contains(house))
-            .map(|(house, h)| (house, h.epoch, if reach_back { h.floor() } else { h.mark }))
-            .collect();
+        let from = |h: &HouseState| h.refused.map_or(i64::MAX, |id| id - 1).min(if reach_back { h.floor() } else { h.mark });
+        let asked: Asked =
+            self.ahead().filter(|(house, _)| !left_out.contains(house)).map(|(house, h)| (house, h.life, from(h))).collect();
+        for (house, ..) in &asked {
+            if let Some(h) = self.houses.get_mut(house) {
+                h.refused = None;
+            }
+        }
         let all = left_out.is_empty();
         let busy = busy.len().max(asked.len() / BUSY_AT_ONCE).max(1) as u32;
         let batch = self.shared.settings.batch;
@@ -262,7 +289,11 @@ impl Engine {
         if !self.has_room() {
             return false;
         }
-        let asked: Vec<(House, i64)> = self.readable().map(|(house, h)| (house, h.epoch)).collect();
+        // A run reads what is due with everything else.
+        let asked: Vec<(House, u64)> = self.open().map(|(house, h)| (house, h.life)).collect();
+        if asked.is_empty() {
+            return false;
+        }
         let (after, limit) = (self.reading.due_cursor, self.shared.settings.batch.min(500));
         let excluded: Vec<String> =
             self.destinations.iter().filter(|d| d.lag.is_some() && !d.has_room()).map(|d| d.name.clone()).collect();
@@ -280,10 +311,16 @@ impl Engine {
     }
 
     fn read_keys(&mut self) -> bool {
+        let houses = &self.houses;
+        self.key_reads.retain(|key| houses.get(&key.0).is_some_and(HouseState::is_read));
         if self.key_reads.is_empty() || !self.has_room() {
             return false;
         }
-        let keys: Vec<(House, KeyHash)> = self.key_reads.iter().take(200).cloned().collect();
+        let readable = |key: &&(House, KeyHash)| self.houses.get(&key.0).is_some_and(|h| !self.is_full(h));
+        let keys: Vec<(House, KeyHash)> = self.key_reads.iter().filter(readable).take(200).cloned().collect();
+        if keys.is_empty() {
+            return false;
+        }
         for key in &keys {
             self.key_reads.remove(key);
         }
@@ -306,12 +343,16 @@ impl Engine {
         let mut turns = (1..=count).map(|n| (self.reading.lag_turn + n) % count);
         let Some(dest) = turns.find(|place| self.destinations[*place].wants_rows(now)) else { return false };
         self.reading.lag_turn = dest;
-        let marks: Vec<(House, i64, i64)> = self.readable().map(|(house, h)| (house, h.epoch, h.mark)).collect();
+        let marks: Vec<(House, u64, i64)> = self.readable().map(|(house, h)| (house, h.life, h.mark)).collect();
+        if marks.is_empty() {
+            self.end_lag(dest);
+            return false;
+        }
         let d = &mut self.destinations[dest];
         let name = d.name.clone();
         let Some(cursors) = &mut d.lag else { return false };
         let asked: Asked =
-            marks.iter().map(|(house, epoch, mark)| (*house, *epoch, *cursors.entry(*house).or_insert(*mark))).collect();
+            marks.iter().map(|(house, life, mark)| (*house, *life, *cursors.entry(*house).or_insert(*mark))).collect();
         let limit = (self.shared.settings.batch.min(1_000) / asked.len().max(1) as u32).max(4);
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
@@ -370,16 +411,16 @@ impl Engine {
                 }
             }
             let left = self
-                .readable()
-                .map(|(house, h)| (Mark { house, after: if full { 0 } else { h.floor() }, upto: h.mark }, h.epoch))
+                .open()
+                .map(|(house, h)| (Mark { house, after: if full { 0 } else { h.floor() }, upto: h.mark }, h.life))
                 .filter(|(mark, _)| mark.after < mark.upto)
                 .collect();
             self.reading.near_at = now + self.shared.settings.near_sweep;
             self.reading.sweep = Some(Sweep { full, left, took: Duration::ZERO });
         }
-        let houses: HashSet<(House, i64)> = self.readable().map(|(house, h)| (house, h.epoch)).collect();
+        let houses: HashSet<(House, u64)> = self.open().map(|(house, h)| (house, h.life)).collect();
         let Some(sweep) = &mut self.reading.sweep else { return };
-        sweep.left.retain(|(mark, epoch)| houses.contains(&(mark.house, *epoch)));
+        sweep.left.retain(|(mark, life)| houses.contains(&(mark.house, *life)));
         if sweep.left.is_empty() {
             let (full, took) = (sweep.full, sweep.took);
             self.reading.sweep = None;
@@ -415,8 +456,10 @@ impl Engine {
                 if let Some(took) = reached_back {
                     self.reading.back_at = now + took * SWEEP_SHARE;
                 }
-                if let Some(poll) = self.read_result(now, result) {
-                    self.on_polled((seq, all, unfiltered), &asked, poll, now);
+                match self.read_result(now, result) {
+                    Some(poll) => self.on_polled((seq, all, unfiltered), &asked, poll, now),
+                    // What it went back for is still to be read.
+                    None => self.read_again(&asked),
                 }
             }
             Event::Due { limit, asked, took, result } => {
@@ -435,8 +478,8 @@ impl Engine {
                             self.reading.due_by(now);
                         } else {
                             self.reading.due_pause = DUE_AGAIN.max(took * SWEEP_SHARE);
-                            for (house, epoch) in asked {
-                                if let Some(h) = self.houses.get_mut(&house).filter(|h| h.epoch == epoch) {
+                            for (house, life) in asked {
+                                if let Some(h) = self.houses.get_mut(&house).filter(|h| h.life == life) {
                                     h.due_read = true;
                                     h.settle();
                                 }
@@ -492,7 +535,7 @@ impl Engine {
                             self.forget(change.id);
                         }
                         if let Some(key) = change.key
-                            && self.houses.contains_key(&change.house)
+                            && self.houses.get(&change.house).is_some_and(HouseState::is_read)
                         {
                             self.key_reads.insert((change.house, key));
                         }
@@ -528,7 +571,7 @@ impl Engine {
     }
 
     /// Notes success or failure of a read.
-    fn read_result<T>(&mut self, now: Instant, result: Result<T, Error>) -> Option<T> {
+    pub(super) fn read_result<T>(&mut self, now: Instant, result: Result<T, Error>) -> Option<T> {
         match result {
             Ok(value) => {
                 if self.reading.failures > 0 {
@@ -561,28 +604,38 @@ impl Engine {
         for thin in poll.rows {
             found_new |= self.admit(thin, Found::Ahead);
         }
-        let epochs: std::collections::HashMap<House, i64> = asked.iter().map(|(house, epoch, _)| (*house, *epoch)).collect();
+        let lives: std::collections::HashMap<House, u64> = asked.iter().map(|(house, life, _)| (*house, *life)).collect();
         let mut cut_off = false;
         let mut next_due: Option<i64> = None;
         for found in &poll.houses {
-            next_due = [next_due, found.next_due].into_iter().flatten().min();
             let Some(h) = self.houses.get_mut(&found.house) else { continue };
-            // Lost and taken again meanwhile: its new life starts from 0.
-            if epochs.get(&found.house) != Some(&h.epoch) {
+            if h.is_open() {
+                next_due = [next_due, found.next_due].into_iter().flatten().min();
+            }
+            // Read from the start since: its new life starts from 0.
+            if lives.get(&found.house) != Some(&h.life) {
                 continue;
             }
-            let read_to = match found.cut_off {
-                Some(last) => {
+            let read_to = match (found.cut_off, h.refused) {
+                (_, Some(refused)) => {
+                    h.busy = true;
+                    refused - 1
+                }
+                (Some(last), None) => {
                     h.busy = true;
                     cut_off = true;
                     last
                 }
-                None => {
+                (None, None) => {
                     h.busy = false;
                     // What was left out for a destination that lags may hold suspects of its own.
                     h.polled_out |= unfiltered;
                     h.settle();
-                    found.max_id
+                    match h.gate {
+                        // There is nothing more up to there, whatever else has been delivered meanwhile.
+                        Gate::Run { bound, .. } => found.max_id.max(bound),
+                        _ => found.max_id,
+                    }
                 }
             };
             h.advance(read_to, now);
@@ -609,21 +662,44 @@ impl Engine {
         self.shared.stats().pass("forward read");
     }
 
+    /// A forward read failed: what was left in the database below the marks is still to be read.
+    fn read_again(&mut self, asked: &Asked) {
+        for (house, life, after) in asked {
+            if let Some(h) = self.houses.get_mut(house).filter(|h| h.life == *life && *after < h.mark) {
+                h.refused = Some(h.refused.map_or(after + 1, |known| known.min(after + 1)));
+            }
+        }
+    }
+
     fn on_destination_read(&mut self, dest: usize, asked: &Asked, limit: u32, rows: Vec<Thin>) {
         let mut seen: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
         for thin in &rows {
             let entry = seen.entry(thin.house).or_insert((0, 0));
             *entry = (entry.0 + 1, thin.id);
         }
-        let current: HashSet<(House, i64)> = self.houses.iter().map(|(house, h)| (*house, h.epoch)).collect();
+        let current: HashSet<(House, u64)> = self.houses.iter().map(|(house, h)| (*house, h.life)).collect();
+        let bounds: std::collections::HashMap<House, i64> = self
+            .houses
+            .iter()
+            .filter_map(|(house, h)| match h.gate {
+                Gate::Run { bound, .. } => Some((*house, bound)),
+                _ => None,
+            })
+            .collect();
         let mut caught_up = true;
         if let Some(cursors) = &mut self.destinations[dest].lag {
-            for (house, epoch, after) in asked {
-                if !current.contains(&(*house, *epoch)) {
+            for (house, life, after) in asked {
+                if !current.contains(&(*house, *life)) {
                     continue;
                 }
-                let (n, last) = seen.get(house).copied().unwrap_or((0, *after));
+                let (n, mut last) = seen.get(house).copied().unwrap_or((0, *after));
                 caught_up &= n < limit;
+                if n < limit
+                    && let Some(bound) = bounds.get(house)
+                {
+                    // The run has all of it.
+                    last = last.max(*bound);
+                }
                 // What admit refuses below pulls the cursor back.
                 cursors.insert(*house, last.max(*after));
             }
@@ -632,9 +708,20 @@ impl Engine {
         for thin in rows {
             self.admit(thin, Found::Behind);
         }
-        let d = &mut self.destinations[dest];
+        let d = &self.destinations[dest];
         if caught_up && d.lag == before && (!d.is_down() || d.has_room()) {
-            d.lag = None;
+            self.end_lag(dest);
+        }
+    }
+
+    /// A destination is read together with the others again. Houses that weren't read for it, because their group had no room,
+    /// are read from where it stands.
+    fn end_lag(&mut self, dest: usize) {
+        for (house, cursor) in self.destinations[dest].lag.take().into_iter().flatten() {
+            let full = self.houses.get(&house).is_some_and(|h| h.is_read() && self.is_full(h) && cursor < h.mark);
+            if full && let Some(h) = self.houses.get_mut(&house) {
+                h.refused = Some(h.refused.map_or(cursor + 1, |known| known.min(cursor + 1)));
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use super::stats::{GroupStats, LastRun};
 use super::{Command, Relay, Run, RunCounts, RunEnd, RunOutcome, Shared};
 use crate::schedule::{Ask, Cause, Do, Ended, Plan};
 use crate::store::{GroupRow, House, NewRun, RunFilter, RunRequest, RunRow, RunStatus, RunWatch, TIDY};
-use crate::{Error, Group};
+use crate::{Error, ErrorKind, Group};
 
 pub(super) const NAME: &str = "schedule";
 
@@ -67,8 +67,7 @@ impl Relay {
     /// # Ok(()) }
     /// ```
     ///
-    /// The run is asked for at once, not when the future is first polled. Dropping the future doesn't stop the run; see
-    /// [`Run::stop`]. The future doesn't borrow the relay, which may be shut down meanwhile.
+    /// The run is asked for with this call, and doesn't end with the future; see [`Run::stop`].
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is no such group, or when it is continuous.
@@ -81,15 +80,14 @@ impl Relay {
     }
 
     fn ask(&self, run: Run) -> Result<oneshot::Receiver<RunReport>, Error> {
+        let wrong = |why: String| Err(Error::invalid("group", why));
         match self.shared.groups.iter().find(|g| g.name == run.group) {
-            None => return Err(Error::invalid("group", format!("there is no group {:?} here", run.group))),
-            Some(group) if group.is_continuous() => {
-                return Err(Error::invalid("group", format!("{:?} is continuous, and has no runs", run.group)));
-            }
+            None => return wrong(format!("there is no group {:?} here", run.group)),
+            Some(group) if group.is_continuous() => return wrong(format!("{:?} is continuous, and has no runs", run.group)),
             Some(_) => {}
         }
         let (done, report) = oneshot::channel();
-        // When nobody takes it, the other end of `report` is gone too.
+        // The loops are gone only after shutdown; then the sender of the report is dropped here.
         let _ = self.asks.send(Asked { run, done });
         Ok(report)
     }
@@ -155,6 +153,8 @@ struct Scheduler {
     engine: mpsc::UnboundedSender<Command>,
     stop: watch::Receiver<bool>,
     slots: Vec<Slot>,
+    /// Continuous groups, and whether the engine knows them as paused.
+    continuous: Vec<(Group, Option<bool>)>,
     /// The database's clock, and when it was read.
     clock: Option<(i64, Instant)>,
     /// None: not known yet.
@@ -187,6 +187,7 @@ pub(super) async fn run(
     let now = Instant::now();
     let mut scheduler = Scheduler {
         slots: shared.groups.iter().filter_map(Slot::new).collect(),
+        continuous: shared.groups.iter().filter(|g| g.is_continuous()).map(|g| (g.clone(), None)).collect(),
         shared,
         engine,
         stop: stop.clone(),
@@ -349,7 +350,13 @@ impl Scheduler {
                 self.watch_at = Instant::now() + self.shared.settings.idle_poll;
                 match result {
                     Ok(watch) => self.on_watched(at, watch),
-                    Err(e) => tracing::warn!(error = %e, "could not look at groups; their schedules go on"),
+                    Err(e) => {
+                        tracing::warn!(error = %e, "could not look at groups; their schedules go on");
+                        // The other tables may be there all the same: messages don't wait for what a person has to mend.
+                        if e.kind() != ErrorKind::Unavailable {
+                            self.pauses(|_, known| known.unwrap_or(false));
+                        }
+                    }
                 }
             }
             Event::Ended(slot, ask, report, took) => self.on_ended(slot, &ask, report, took),
@@ -385,12 +392,25 @@ impl Scheduler {
             }
             self.apply(slot, todo);
         }
+        self.pauses(|name, _| watch.groups.iter().any(|row| row.group == name && row.paused_us.is_some()));
         self.answered.retain(|id| watch.requests.iter().any(|r| r.id == *id));
         for request in &watch.requests {
             if self.answered.contains(&request.id) {
                 self.check(request, &watch);
             } else if self.owned.is_some() {
                 self.on_request(request);
+            }
+        }
+    }
+
+    /// Tells the engine which continuous groups are paused.
+    fn pauses(&mut self, is_paused: impl Fn(&str, Option<bool>) -> bool) {
+        for (group, known) in &mut self.continuous {
+            let paused = is_paused(&group.name, *known);
+            if known.replace(paused) != Some(paused) {
+                tracing::info!(group = group.name, paused, "continuous group");
+                // The engine is gone only when everything is being torn down.
+                let _ = self.engine.send(Command::Pause(group.name.clone(), paused));
             }
         }
     }
@@ -621,11 +641,13 @@ impl Scheduler {
 
     fn publish(&mut self) {
         let mut groups = BTreeMap::new();
-        for slot in 0..self.slots.len() {
-            let houses =
-                self.owned.iter().flatten().filter(|house| self.slots[slot].group.houses.contains(house.0)).count() as u32;
-            let Slot { plan, stats, group, .. } = &mut self.slots[slot];
-            stats.houses = houses;
+        let owned = |group: &Group| self.owned.iter().flatten().filter(|house| group.houses.contains(house.0)).count() as u32;
+        for (group, paused) in &self.continuous {
+            let stats = GroupStats { houses: owned(group), paused: *paused == Some(true), ..GroupStats::default() };
+            groups.insert(group.name.clone(), stats);
+        }
+        for Slot { plan, stats, group, .. } in &mut self.slots {
+            stats.houses = owned(group);
             stats.paused = plan.is_paused();
             stats.running = plan.is_running();
             stats.waiting = plan.is_waiting();

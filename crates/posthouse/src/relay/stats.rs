@@ -1,11 +1,13 @@
 //! What a relay did and how it stands, as seen from outside.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::RunCounts;
+use super::{RunCounts, coverage};
+use crate::Houses;
 use crate::schedule::Cause;
-use crate::store::RunStatus;
+use crate::store::{House, RunStatus};
 
 /// A snapshot of a relay. Counters start at 0 with the relay and only grow.
 #[derive(Debug, Clone, Default)]
@@ -49,9 +51,13 @@ pub struct RelayStats {
     pub partitions_ahead: Option<u32>,
     /// What keeps messages from being published or sent until a person mends it: a missing trigger, for example.
     pub problems: Vec<String>,
+    /// Houses that no live instance covers.
+    pub uncovered: Option<Uncovered>,
+    /// Messages in houses that no live instance covers, or that don't exist: up to 16 houses, up to 10 000 messages of each.
+    pub orphaned: Vec<(House, u64)>,
     /// How long the last full sweep took.
     pub full_sweep: Option<Duration>,
-    /// Groups that have runs, by name.
+    /// Groups, by name.
     pub groups: BTreeMap<String, GroupStats>,
     /// Destinations, by name.
     pub destinations: BTreeMap<String, DestinationStats>,
@@ -60,6 +66,14 @@ pub struct RelayStats {
 }
 
 impl RelayStats {
+    /// What a person should see to though this relay does its work, one sentence each with what to do: messages in houses that
+    /// nobody covers, and houses that nobody has covered for a minute.
+    pub fn warnings(&self) -> Vec<String> {
+        let uncovered = self.uncovered.as_ref().filter(|u| u.since.elapsed() >= coverage::ALERT).map(ToString::to_string);
+        let orphaned = (!self.orphaned.is_empty()).then(|| coverage::told(&self.orphaned));
+        uncovered.into_iter().chain(orphaned).collect()
+    }
+
     pub(super) fn pass(&mut self, name: &'static str) {
         self.passes.insert(name, Instant::now());
     }
@@ -71,7 +85,7 @@ impl RelayStats {
 pub struct GroupStats {
     /// How many of its houses this instance owns.
     pub houses: u32,
-    /// Its trigger does nothing until somebody resumes it.
+    /// Its trigger does nothing (nothing is sent, of a continuous group) until somebody resumes it.
     pub paused: bool,
     /// A run is going.
     pub running: bool,
@@ -101,6 +115,27 @@ pub struct LastRun {
     pub took: Duration,
     /// When it ended.
     pub ended: Instant,
+}
+
+/// Houses that no live instance covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Uncovered {
+    /// These.
+    pub houses: Houses,
+    /// Since when there have been any.
+    pub since: Instant,
+}
+
+impl fmt::Display for Uncovered {
+    /// A sentence with what to do.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "houses {} are covered by no live instance: their messages are not sent; start an instance with a group that has them",
+            self.houses
+        )
+    }
 }
 
 /// How a destination stands.

@@ -73,6 +73,11 @@ impl Houses {
         self.0.as_ref().is_some_and(Vec::is_empty)
     }
 
+    /// How many there are; None for "all".
+    pub fn count(&self) -> Option<u32> {
+        Some(self.0.as_ref()?.iter().map(|(low, high)| u32::from(high - low) + 1).sum())
+    }
+
     /// The highest one that is named; None for "all" and for none.
     pub fn highest(&self) -> Option<u16> {
         self.0.as_ref().and_then(|ranges| ranges.last()).map(|(_, high)| *high)
@@ -433,6 +438,7 @@ mod tests {
         assert!(set.common(&"4-7".parse().unwrap()).is_empty());
         assert_eq!((set.common(&Houses::ALL), set.union(&Houses::ALL)), (set.clone(), Houses::ALL));
         assert_eq!((set.highest(), Houses::ALL.highest()), (Some(8), None));
+        assert_eq!((set.count(), Houses::of([]).count(), Houses::ALL.count()), (Some(5), Some(0), None));
         assert_eq!(Houses::of([5, 4, 9]).to_string(), "4-5,9");
     }
 

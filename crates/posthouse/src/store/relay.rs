@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use super::{Passed, RunStore};
-use crate::{Envelope, Error};
+use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
 pub type Reply<'a, T> = BoxFuture<'a, Result<T, Error>>;
@@ -213,11 +213,59 @@ pub struct Attempt {
     pub took: Duration,
 }
 
+/// The houses that an instance is there for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coverage {
+    /// Those it takes its share of, and keeps.
+    pub takes: Houses,
+    /// Those it takes only for a run, when it is asked to.
+    pub for_runs: Houses,
+}
+
+impl Default for Coverage {
+    /// It takes all.
+    fn default() -> Self {
+        Self { takes: Houses::ALL, for_runs: Houses::of([]) }
+    }
+}
+
+impl Coverage {
+    /// Whether it sees to this house, in one way or the other.
+    pub fn covers(&self, house: House) -> bool {
+        self.takes.contains(house.0) || self.for_runs.contains(house.0)
+    }
+
+    /// As it stands in the columns `houses` and `run_houses`.
+    pub(crate) fn columns(&self) -> (Option<String>, Option<String>) {
+        let takes = (!self.takes.is_all()).then(|| self.takes.to_string());
+        let for_runs = (!self.for_runs.is_empty()).then(|| self.for_runs.to_string());
+        (takes, for_runs)
+    }
+
+    /// Out of these columns. An instance of the version before writes neither, and takes all. What can't be read counts as none:
+    /// others then take these houses, or miss them.
+    pub(crate) fn of_columns(takes: Option<&str>, for_runs: Option<&str>) -> Self {
+        let read = |text: &str| text.parse().unwrap_or_else(|_| Houses::of([]));
+        Self { takes: takes.map_or(Houses::ALL, read), for_runs: for_runs.map_or_else(|| Houses::of([]), read) }
+    }
+}
+
+/// An instance whose lease is valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Live {
+    /// Its name.
+    pub name: String,
+    /// What is left of its lease.
+    pub left: Duration,
+    /// Its houses.
+    pub coverage: Coverage,
+}
+
 /// Who is alive and who owns what, by the database's clock.
 #[derive(Debug, Clone, Default)]
 pub struct Membership {
-    /// Live instances and what is left of their leases.
-    pub live: Vec<(String, Duration)>,
+    /// Live instances.
+    pub live: Vec<Live>,
     /// Every house: owner (if any) and epoch.
     pub houses: Vec<(House, Option<String>, i64)>,
 }
@@ -231,6 +279,53 @@ pub struct Taken {
     pub epoch: i64,
     /// Its last owner's lease ran out, so it may hold a message that kills processes.
     pub expired: bool,
+}
+
+/// What became of taking houses all together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exactly {
+    /// All of them were taken.
+    Taken(Vec<Taken>),
+    /// None was taken, because live instances own these.
+    Held(Vec<(House, String)>),
+    /// None was taken, because the asking instance's own lease has run out.
+    NoLease,
+    /// None was taken, because these don't exist.
+    Missing(Vec<House>),
+}
+
+/// A house that somebody wants: number, owner, epoch, whether the owner lives, whether who wants it lives.
+pub(crate) type Wanted = (i32, Option<String>, i64, bool, bool);
+
+/// Whether houses can be taken all together, and as what. The caller holds the locks under which they were found.
+pub(crate) fn exactly(instance: &str, houses: &[House], found: Vec<Wanted>) -> Exactly {
+    let missing: Vec<House> = houses.iter().filter(|h| found.iter().all(|f| f.0 != h.0)).copied().collect();
+    if !missing.is_empty() {
+        return Exactly::Missing(missing);
+    }
+    if found.iter().any(|f| !f.4) {
+        return Exactly::NoLease;
+    }
+    let others = found.iter().filter(|f| f.3).filter_map(|f| Some((House(f.0), f.1.clone().filter(|owner| owner != instance)?)));
+    let held: Vec<_> = others.collect();
+    if !held.is_empty() {
+        return Exactly::Held(held);
+    }
+    let taken = |(house, owner, epoch, alive, _): Wanted| Taken {
+        house: House(house),
+        epoch: epoch + 1,
+        expired: owner.is_some() && !alive,
+    };
+    Exactly::Taken(found.into_iter().map(taken).collect())
+}
+
+/// Where the pending rows of some houses end, at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ends {
+    /// The database's clock, in microseconds since 1970.
+    pub now: i64,
+    /// The highest pending id of each house; 0 when there is none.
+    pub houses: Vec<(House, i64)>,
 }
 
 /// A row that an operator touched.
@@ -417,6 +512,12 @@ pub struct Backlog {
     pub oldest_ms: i64,
 }
 
+/// Houses of which [`Store::rows_in`] tells.
+pub const ORPHAN_HOUSES: usize = 16;
+
+/// Rows up to which [`Store::rows_in`] counts.
+pub const ORPHAN_ROWS: u64 = 10_000;
+
 /// What a relay asks of a database. Every call has a deadline inside.
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Kind of database, for logs.
@@ -430,12 +531,14 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     // Membership
 
-    /// Adds an instance with a fresh lease.
-    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()>;
+    /// Adds an instance with a fresh lease, and tells the others which houses it is there for.
+    fn join<'a>(&'a self, instance: &'a str, coverage: &'a Coverage, lease: Duration) -> Reply<'a, ()>;
     /// Renews the lease unless it has run out (then None: join again under another name), and tells who owns what.
     fn renew<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, Option<Membership>>;
-    /// Takes up to `most` houses that are free or whose owner's lease ran out.
-    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>>;
+    /// Takes up to `most` of these houses that are free or whose owner's lease ran out.
+    fn take<'a>(&'a self, instance: &'a str, among: &'a [House], most: usize) -> Reply<'a, Vec<Taken>>;
+    /// Takes all of these houses, or none: each must be free, or its owner's lease run out, or be the instance's own already.
+    fn take_exactly<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, Exactly>;
     /// Gives houses back.
     fn release<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, ()>;
     /// Removes the instance and gives back whatever it still owns.
@@ -449,6 +552,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn sweep<'a>(&'a self, marks: &'a [Mark], limit: u32, excluded: &'a [String]) -> Reply<'a, Vec<Thin>>;
     /// Rows whose due time has come, after the cursor (due, id).
     fn due<'a>(&'a self, houses: &'a [House], after: (i64, i64), limit: u32, excluded: &'a [String]) -> Reply<'a, DuePage>;
+    /// Where the pending rows of these houses end.
+    fn ends<'a>(&'a self, houses: &'a [House]) -> Reply<'a, Ends>;
     /// How far keys are done.
     fn passed(&self) -> &Passed;
 
@@ -477,6 +582,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Creates partitions ahead and removes instances that are long gone.
     fn upkeep(&self) -> Reply<'_, Upkeep>;
+    /// Pending rows in houses of these ranges (both ends included): house and number of rows, of up to [`ORPHAN_HOUSES`] houses,
+    /// counted up to [`ORPHAN_ROWS`] each.
+    fn rows_in<'a>(&'a self, ranges: &'a [(i32, i32)]) -> Reply<'a, Vec<(House, u64)>>;
     /// Messages by descending id.
     fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>>;
     /// One message by row id.
@@ -508,4 +616,28 @@ pub struct HouseRow {
     pub epoch: i64,
     /// Pending rows in it.
     pub pending: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coverage_is_written_and_read() {
+        let houses = |text: &str| text.parse::<Houses>().unwrap();
+        let none = || Houses::of([]);
+        for (coverage, takes, for_runs) in [
+            (Coverage::default(), None, None),
+            (Coverage { takes: houses("0-3,9"), for_runs: none() }, Some("0-3,9"), None),
+            (Coverage { takes: none(), for_runs: Houses::ALL }, Some(""), Some("all")),
+            (Coverage { takes: houses("1"), for_runs: houses("2") }, Some("1"), Some("2")),
+        ] {
+            let columns = coverage.columns();
+            assert_eq!((columns.0.as_deref(), columns.1.as_deref()), (takes, for_runs));
+            assert_eq!(Coverage::of_columns(takes, for_runs), coverage);
+        }
+        let strange = Coverage::of_columns(Some("even ones"), None);
+        assert!(!strange.covers(House(2)), "what can't be read is covered by nobody");
+        assert!(Coverage { takes: none(), for_runs: houses("2") }.covers(House(2)));
+    }
 }

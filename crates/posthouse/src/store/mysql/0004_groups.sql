@@ -1,6 +1,6 @@
 -- Posthouse schema version 4: groups, their runs, and tables that belong to others.
--- Which houses an instance takes, as "0-31,40"; NULL: all.
-ALTER TABLE {instance} ADD COLUMN houses TEXT CHARACTER SET ascii
+-- Which houses an instance takes, as "0-31,40"; NULL: all; '': none. And which it takes only for a run; NULL: none.
+ALTER TABLE {instance} ADD COLUMN houses TEXT CHARACTER SET ascii, ADD COLUMN run_houses TEXT CHARACTER SET ascii
 -- ;;
 -- What instances have to know of a group beyond their configuration.
 CREATE TABLE IF NOT EXISTS {group} (

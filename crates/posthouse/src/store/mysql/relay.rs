@@ -12,8 +12,9 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Passed, Poll, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
+    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, Passed, Poll, Reply, RunStore, Setback,
+    Store, Tables, Taken, Thin, Upkeep, exactly, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -168,15 +169,43 @@ const CLAIM: &str = concat!(
 const RENEW: &str = "UPDATE {instance} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND \
      WHERE instance = ? AND lease_until > UTC_TIMESTAMP(6)";
 
-const MEMBERS: &str = "SELECT h.house, h.owner AS name, h.epoch AS number FROM {house} h \
+const MEMBERS: &str = "SELECT h.house, h.owner AS name, h.epoch AS number, NULL AS takes, NULL AS for_runs FROM {house} h \
      UNION ALL \
-     SELECT NULL, i.instance, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), i.lease_until) FROM {instance} i \
+     SELECT NULL, i.instance, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), i.lease_until), CAST(i.houses AS BINARY), \
+            CAST(i.run_houses AS BINARY) FROM {instance} i \
       WHERE i.lease_until > UTC_TIMESTAMP(6)";
 
+// Plan: the primary key in order, up to the limit; a join with the list of houses would lock all of them.
 const FREE: &str = "SELECT f.house, f.epoch + 1, CAST(f.owner IS NOT NULL AS SIGNED) FROM {house} f \
-     WHERE (f.owner IS NULL OR NOT EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > UTC_TIMESTAMP(6))) \
+     WHERE FIND_IN_SET(f.house, ?) \
+       AND (f.owner IS NULL OR NOT EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > UTC_TIMESTAMP(6))) \
        AND EXISTS (SELECT 1 FROM {instance} me WHERE me.instance = ? AND me.lease_until > UTC_TIMESTAMP(6)) \
      ORDER BY f.house LIMIT ? FOR UPDATE SKIP LOCKED";
+
+// Houses before instances, as in `leave`: the two wait for each other instead of deadlocking. `take` waits for no house.
+const WANTED_LOCK: &str = "SELECT h.house FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d STRAIGHT_JOIN {house} h ON h.house = d.house \
+     FOR UPDATE";
+
+/// Waits for renewals that are being committed: the next statement sees them. (READ COMMITTED: each has a snapshot of its own.)
+const INSTANCES_LOCK: &str = "SELECT instance FROM {instance} ORDER BY instance LOCK IN SHARE MODE";
+
+// Whether the asking instance lives, and who owns the houses that it wants.
+const WANTED: &str = "SELECT h.house, h.owner, h.epoch, \
+        CAST(EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = h.owner AND i.lease_until > UTC_TIMESTAMP(6)) AS SIGNED), \
+        CAST(EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = ? AND i.lease_until > UTC_TIMESTAMP(6)) AS SIGNED) \
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d STRAIGHT_JOIN {house} h ON h.house = d.house";
+
+const TAKE_ALL: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d STRAIGHT_JOIN {house} h ON h.house = d.house \
+     SET h.owner = ?, h.epoch = h.epoch + 1, h.taken_at = UTC_TIMESTAMP(6)";
+
+// Plan: per house one lookup at the end of a range of the primary key.
+const ENDS: &str = "SELECT d.house, COALESCE((SELECT MAX(p.id) FROM {pending} p WHERE p.house = d.house), 0), \
+     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d";
+
+// Plan: one lookup at the start of a range of the primary key, and one range scan that ends at the limit.
+const FIRST_HOUSE: &str =
+    "SELECT house FROM {pending} FORCE INDEX (PRIMARY) WHERE house >= ? AND house <= ? ORDER BY house LIMIT 1";
+const COUNT_HOUSE: &str = "SELECT COUNT(*) FROM (SELECT 1 FROM {pending} FORCE INDEX (PRIMARY) WHERE house = ? LIMIT ?) r";
 
 /// MySQL or MariaDB as a relay sees it, on connections of its own: one reserved for the lease, four for work.
 #[derive(Debug)]
@@ -485,12 +514,15 @@ impl Store for MySqlStore {
         })
     }
 
-    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()> {
-        let sql = self
-            .tables
-            .sql("INSERT INTO {instance} (instance, lease_until) VALUES (?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND)");
+    fn join<'a>(&'a self, instance: &'a str, coverage: &'a Coverage, lease: Duration) -> Reply<'a, ()> {
+        let sql = self.tables.sql(
+            "INSERT INTO {instance} (instance, lease_until, houses, run_houses) \
+             VALUES (?, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, ?, ?)",
+        );
         on!(self.lease, self.deadline, "join", |c| {
-            sqlx::query(sql).bind(instance.as_bytes()).bind(micros(lease)).execute(&mut *c).await?;
+            let (takes, for_runs) = coverage.columns();
+            let query = sqlx::query(sql).bind(instance.as_bytes()).bind(micros(lease)).bind(takes).bind(for_runs);
+            query.execute(&mut *c).await?;
             Ok(())
         })
     }
@@ -507,7 +539,11 @@ impl Store for MySqlStore {
             for row in sqlx::query(self.sql.members.clone()).fetch_all(&mut *c).await? {
                 match row.try_get::<Option<i32>, _>(0)? {
                     Some(house) => out.houses.push((House(house), text_or_null(&row, 1)?, int(&row, 2)?)),
-                    None => out.live.push((text(&row, 1)?, Duration::from_micros(int(&row, 2)?.max(0) as u64))),
+                    None => out.live.push(Live {
+                        name: text(&row, 1)?,
+                        left: Duration::from_micros(int(&row, 2)?.max(0) as u64),
+                        coverage: Coverage::of_columns(text_or_null(&row, 3)?.as_deref(), text_or_null(&row, 4)?.as_deref()),
+                    }),
                 }
             }
             out.houses.sort_unstable_by_key(|h| h.0);
@@ -515,29 +551,44 @@ impl Store for MySqlStore {
         })
     }
 
-    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
+    fn take<'a>(&'a self, instance: &'a str, among: &'a [House], most: usize) -> Reply<'a, Vec<Taken>> {
         on!(self.lease, self.deadline, "taking houses", |c| {
             let mut tx = c.begin().await?;
-            // Waits for renewals that are being committed: the next statement sees them. (READ COMMITTED: each has a snapshot of its own.)
-            sqlx::query(self.tables.sql("SELECT instance FROM {instance} ORDER BY instance LOCK IN SHARE MODE"))
-                .fetch_all(&mut *tx)
-                .await?;
-            let rows = sqlx::query(self.sql.free.clone()).bind(instance.as_bytes()).bind(most as i64).fetch_all(&mut *tx).await?;
+            sqlx::query(self.tables.sql(INSTANCES_LOCK)).fetch_all(&mut *tx).await?;
+            let among: Vec<String> = among.iter().map(House::to_string).collect();
+            let free = sqlx::query(self.sql.free.clone()).bind(among.join(",")).bind(instance.as_bytes()).bind(most as i64);
+            let rows = free.fetch_all(&mut *tx).await?;
             let taken = |r: &MySqlRow| Ok(Taken { house: house(r, 0)?, epoch: int(r, 1)?, expired: int(r, 2)? == 1 });
             let taken = rows.iter().map(taken).collect::<Result<Vec<_>, sqlx::Error>>()?;
             if !taken.is_empty() {
-                let houses: Vec<i32> = taken.iter().map(|t| t.house.0).collect();
-                sqlx::query(self.tables.sql(
-                    "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$')) d STRAIGHT_JOIN {house} h ON h.house = d.house \
-                        SET h.owner = ?, h.epoch = h.epoch + 1, h.taken_at = UTC_TIMESTAMP(6)",
-                ))
-                .bind(json(&houses)?)
-                .bind(instance.as_bytes())
-                .execute(&mut *tx)
-                .await?;
+                let houses: Vec<House> = taken.iter().map(|t| t.house).collect();
+                let take = sqlx::query(self.tables.sql(TAKE_ALL)).bind(json(&houses)?).bind(instance.as_bytes());
+                take.execute(&mut *tx).await?;
             }
             tx.commit().await?;
             Ok(taken)
+        })
+    }
+
+    fn take_exactly<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, Exactly> {
+        on!(self.lease, self.deadline, "taking houses for a run", |c| {
+            let mut sorted = houses.to_vec();
+            sorted.sort_unstable();
+            let list = json(&sorted)?;
+            let mut tx = c.begin().await?;
+            sqlx::query(self.tables.sql(WANTED_LOCK)).bind(&list).fetch_all(&mut *tx).await?;
+            sqlx::query(self.tables.sql(INSTANCES_LOCK)).fetch_all(&mut *tx).await?;
+            let wanted = sqlx::query(self.tables.sql(WANTED)).bind(instance.as_bytes()).bind(&list);
+            let found = |r: &MySqlRow| Ok((r.try_get(0)?, text_or_null(r, 1)?, int(r, 2)?, int(r, 3)? == 1, int(r, 4)? == 1));
+            let found = wanted.fetch_all(&mut *tx).await?.iter().map(found).collect::<Result<Vec<_>, sqlx::Error>>()?;
+            let answer = exactly(instance, houses, found);
+            if let Exactly::Taken(_) = &answer {
+                sqlx::query(self.tables.sql(TAKE_ALL)).bind(&list).bind(instance.as_bytes()).execute(&mut *tx).await?;
+                tx.commit().await?;
+            } else {
+                tx.rollback().await?;
+            }
+            Ok(answer)
         })
     }
 
@@ -562,6 +613,36 @@ impl Store for MySqlStore {
             }
             tx.commit().await?;
             Ok(())
+        })
+    }
+
+    fn ends<'a>(&'a self, houses: &'a [House]) -> Reply<'a, Ends> {
+        on!(self.work, self.deadline, "start of a run", |c| {
+            let rows = sqlx::query(self.tables.sql(ENDS)).bind(json(&houses)?).fetch_all(&mut *c).await?;
+            let mut out = Ends::default();
+            for row in &rows {
+                out.now = int(row, 2)?;
+                out.houses.push((house(row, 0)?, int(row, 1)?));
+            }
+            Ok(out)
+        })
+    }
+
+    fn rows_in<'a>(&'a self, ranges: &'a [(i32, i32)]) -> Reply<'a, Vec<(House, u64)>> {
+        on!(self.work, self.deadline, "search for orphaned messages", |c| {
+            let mut out = Vec::new();
+            for (low, high) in ranges {
+                let mut next = Some(*low);
+                while let Some(from) = next.filter(|from| from <= high && out.len() < ORPHAN_HOUSES) {
+                    let first = sqlx::query_scalar(self.tables.sql(FIRST_HOUSE)).bind(from).bind(high);
+                    let Some(house) = first.fetch_optional(&mut *c).await? else { break };
+                    let count = sqlx::query_scalar(self.tables.sql(COUNT_HOUSE)).bind(house).bind(ORPHAN_ROWS as i64);
+                    let rows: i64 = count.fetch_one(&mut *c).await?;
+                    out.push((House(house), rows as u64));
+                    next = i32::checked_add(house, 1);
+                }
+            }
+            Ok(out)
         })
     }
 

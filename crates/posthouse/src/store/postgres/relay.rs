@@ -9,8 +9,9 @@ use sqlx::{Connection, PgPool, Row, SqlStr};
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Passed, Poll, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, on,
+    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
+    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, Passed, Poll, Reply, RunStore, Setback,
+    Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -140,9 +141,10 @@ const CLAIM: &str = "UPDATE {pending} p SET status = 'SENDING', claims = p.claim
 // One statement: renews, and tells who is alive and who owns what. A lease that ran out is never renewed.
 const RENEW: &str = "WITH me AS (UPDATE {instance} SET lease_until = clock_timestamp() + $2 * interval '1 microsecond' \
         WHERE instance = $1 AND lease_until > clock_timestamp() RETURNING instance) \
-     SELECT h.house, h.owner AS name, h.epoch AS number, (SELECT count(*) FROM me) AS renewed FROM {house} h \
+     SELECT h.house, h.owner AS name, h.epoch AS number, (SELECT count(*) FROM me) AS renewed, NULL AS takes, NULL AS for_runs FROM {house} h \
      UNION ALL \
-     SELECT NULL, i.instance, (extract(epoch FROM i.lease_until - clock_timestamp()) * 1000000)::bigint, (SELECT count(*) FROM me) \
+     SELECT NULL, i.instance, (extract(epoch FROM i.lease_until - clock_timestamp()) * 1000000)::bigint, (SELECT count(*) FROM me), \
+            i.houses, i.run_houses \
        FROM {instance} i WHERE i.lease_until > clock_timestamp()";
 
 // Takers go one after the other, and renewals that are under way are waited for: otherwise the statement below could judge an
@@ -153,10 +155,27 @@ const TAKE_LOCKS: &str = "SET LOCAL idle_in_transaction_session_timeout = '5s'; 
 
 const TAKE: &str = "UPDATE {house} h SET owner = $1, epoch = h.epoch + 1, taken_at = clock_timestamp() \
      FROM (SELECT f.house, f.owner FROM {house} f \
-            WHERE f.owner IS NULL OR NOT EXISTS (SELECT FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > clock_timestamp()) \
+            WHERE f.house = ANY($3) \
+              AND (f.owner IS NULL OR NOT EXISTS (SELECT FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > clock_timestamp())) \
             ORDER BY f.house LIMIT $2) free \
      WHERE h.house = free.house AND EXISTS (SELECT FROM {instance} i WHERE i.instance = $1 AND i.lease_until > clock_timestamp()) \
      RETURNING h.house, h.epoch, free.owner IS NOT NULL AS expired";
+
+// After the locks of TAKE: whether the asking instance lives, and who owns the houses that it wants.
+const WANTED: &str = "SELECT h.house, h.owner, h.epoch, \
+        EXISTS (SELECT FROM {instance} i WHERE i.instance = h.owner AND i.lease_until > clock_timestamp()) AS alive, \
+        EXISTS (SELECT FROM {instance} i WHERE i.instance = $1 AND i.lease_until > clock_timestamp()) AS me \
+     FROM {house} h WHERE h.house = ANY($2) ORDER BY h.house";
+
+const TAKE_ALL: &str = "UPDATE {house} SET owner = $1, epoch = epoch + 1, taken_at = clock_timestamp() WHERE house = ANY($2)";
+
+// Plan: per house one lookup at the end of a range of the primary key.
+const ENDS: &str = "SELECT h.house, coalesce((SELECT p.id FROM {pending} p WHERE p.house = h.house ORDER BY p.id DESC LIMIT 1), 0), \
+     (extract(epoch FROM statement_timestamp()) * 1000000)::bigint FROM unnest($1::integer[]) AS h(house)";
+
+// Plan: one lookup at the start of a range of the primary key, and one range scan that ends at the limit.
+const FIRST_HOUSE: &str = "SELECT house FROM {pending} WHERE house >= $1 AND house <= $2 ORDER BY house LIMIT 1";
+const COUNT_HOUSE: &str = "SELECT count(*) FROM (SELECT FROM {pending} WHERE house = $1 LIMIT $2) r";
 
 /// PostgreSQL as a relay sees it, on connections of its own: one reserved for the lease, five for work.
 #[derive(Debug)]
@@ -255,6 +274,10 @@ fn thins(rows: &[PgRow]) -> Result<Vec<Thin>, Error> {
     Ok(rows.iter().map(thin).collect::<Result<_, _>>()?)
 }
 
+fn numbers(houses: &[House]) -> Vec<i32> {
+    houses.iter().map(|h| h.0).collect()
+}
+
 fn houses_of(marks: &[Mark]) -> Vec<i32> {
     marks.iter().map(|m| m.house.0).collect()
 }
@@ -314,12 +337,14 @@ impl Store for PostgresStore {
         })
     }
 
-    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()> {
-        let sql = self
-            .tables
-            .sql("INSERT INTO {instance} (instance, lease_until) VALUES ($1, clock_timestamp() + $2 * interval '1 microsecond')");
+    fn join<'a>(&'a self, instance: &'a str, coverage: &'a Coverage, lease: Duration) -> Reply<'a, ()> {
+        let sql = self.tables.sql(
+            "INSERT INTO {instance} (instance, lease_until, houses, run_houses) \
+             VALUES ($1, clock_timestamp() + $2 * interval '1 microsecond', $3, $4)",
+        );
         on!(self.lease, self.deadline, "join", |c| {
-            sqlx::query(sql).bind(instance).bind(micros(lease)).execute(&mut *c).await?;
+            let (takes, for_runs) = coverage.columns();
+            sqlx::query(sql).bind(instance).bind(micros(lease)).bind(takes).bind(for_runs).execute(&mut *c).await?;
             Ok(())
         })
     }
@@ -334,7 +359,11 @@ impl Store for PostgresStore {
                 }
                 match row.try_get::<Option<i32>, _>(0)? {
                     Some(house) => out.houses.push((House(house), row.try_get(1)?, row.try_get(2)?)),
-                    None => out.live.push((row.try_get(1)?, Duration::from_micros(row.try_get::<i64, _>(2)?.max(0) as u64))),
+                    None => out.live.push(Live {
+                        name: row.try_get(1)?,
+                        left: Duration::from_micros(row.try_get::<i64, _>(2)?.max(0) as u64),
+                        coverage: Coverage::of_columns(row.try_get(4)?, row.try_get(5)?),
+                    }),
                 }
             }
             out.houses.sort_unstable_by_key(|h| h.0);
@@ -342,14 +371,32 @@ impl Store for PostgresStore {
         })
     }
 
-    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
+    fn take<'a>(&'a self, instance: &'a str, among: &'a [House], most: usize) -> Reply<'a, Vec<Taken>> {
         on!(self.lease, self.deadline, "taking houses", |c| {
             let mut tx = c.begin().await?;
             sqlx::raw_sql(self.sql.take_locks.clone()).execute(&mut *tx).await?;
-            let rows = sqlx::query(self.sql.take.clone()).bind(instance).bind(most as i64).fetch_all(&mut *tx).await?;
+            let take = sqlx::query(self.sql.take.clone()).bind(instance).bind(most as i64).bind(numbers(among));
+            let rows = take.fetch_all(&mut *tx).await?;
             tx.commit().await?;
             let taken = |r: &PgRow| Ok(Taken { house: House(r.try_get(0)?), epoch: r.try_get(1)?, expired: r.try_get(2)? });
             Ok(rows.iter().map(taken).collect::<Result<_, sqlx::Error>>()?)
+        })
+    }
+
+    fn take_exactly<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, Exactly> {
+        on!(self.lease, self.deadline, "taking houses for a run", |c| {
+            let mut tx = c.begin().await?;
+            sqlx::raw_sql(self.sql.take_locks.clone()).execute(&mut *tx).await?;
+            let found: Vec<Wanted> =
+                sqlx::query_as(self.tables.sql(WANTED)).bind(instance).bind(numbers(houses)).fetch_all(&mut *tx).await?;
+            let answer = exactly(instance, houses, found);
+            if let Exactly::Taken(_) = &answer {
+                sqlx::query(self.tables.sql(TAKE_ALL)).bind(instance).bind(numbers(houses)).execute(&mut *tx).await?;
+                tx.commit().await?;
+            } else {
+                tx.rollback().await?;
+            }
+            Ok(answer)
         })
     }
 
@@ -370,6 +417,33 @@ impl Store for PostgresStore {
         on!(self.lease, self.deadline, "leaving", |c| {
             sqlx::query(sql).bind(instance).execute(&mut *c).await?;
             Ok(())
+        })
+    }
+
+    fn ends<'a>(&'a self, houses: &'a [House]) -> Reply<'a, Ends> {
+        on!(self.work, self.deadline, "start of a run", |c| {
+            let rows: Vec<(i32, i64, i64)> =
+                sqlx::query_as(self.tables.sql(ENDS)).bind(numbers(houses)).fetch_all(&mut *c).await?;
+            let now = rows.first().map_or(0, |row| row.2);
+            Ok(Ends { now, houses: rows.into_iter().map(|row| (House(row.0), row.1)).collect() })
+        })
+    }
+
+    fn rows_in<'a>(&'a self, ranges: &'a [(i32, i32)]) -> Reply<'a, Vec<(House, u64)>> {
+        on!(self.work, self.deadline, "search for orphaned messages", |c| {
+            let mut out = Vec::new();
+            for (low, high) in ranges {
+                let mut next = Some(*low);
+                while let Some(from) = next.filter(|from| from <= high && out.len() < ORPHAN_HOUSES) {
+                    let first = sqlx::query_scalar(self.tables.sql(FIRST_HOUSE)).bind(from).bind(high);
+                    let Some(house) = first.fetch_optional(&mut *c).await? else { break };
+                    let count = sqlx::query_scalar(self.tables.sql(COUNT_HOUSE)).bind(house).bind(ORPHAN_ROWS as i64);
+                    let rows: i64 = count.fetch_one(&mut *c).await?;
+                    out.push((House(house), rows as u64));
+                    next = house.checked_add(1);
+                }
+            }
+            Ok(out)
         })
     }
 

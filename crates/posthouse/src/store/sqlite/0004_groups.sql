@@ -1,6 +1,7 @@
 -- Posthouse schema version 4: groups and their runs.
--- Which houses an instance takes, as "0-31,40"; NULL: all.
+-- Which houses an instance takes, as "0-31,40"; NULL: all; '': none. And which it takes only for a run; NULL: none.
 ALTER TABLE {instance} ADD COLUMN houses TEXT;
+ALTER TABLE {instance} ADD COLUMN run_houses TEXT;
 
 -- What instances have to know of a group beyond their configuration.
 CREATE TABLE {group} (

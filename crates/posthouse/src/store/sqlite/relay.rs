@@ -10,8 +10,9 @@ use super::now;
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, Backlog, Change, Done, DuePage, House, HousePoll, HouseRow, KeyHash, Mark, Membership, MessageDetail,
-    MessageFilter, MessageRow, Passed, Poll, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, no_trigger, on,
+    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
+    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, Passed, Poll, Reply, RunStore, Setback,
+    Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -168,21 +169,47 @@ const RENEW: &str =
     concat!("UPDATE {instance} SET lease_until = ", now!(), " + ?2 WHERE instance = ?1 AND lease_until > ", now!());
 
 const MEMBERS: &str = concat!(
-    "SELECT h.house, h.owner AS name, h.epoch AS number FROM {house} h \
+    "SELECT h.house, h.owner AS name, h.epoch AS number, NULL AS takes, NULL AS for_runs FROM {house} h \
      UNION ALL SELECT NULL, i.instance, i.lease_until - ",
     now!(),
-    " FROM {instance} i WHERE i.lease_until > ",
+    ", i.houses, i.run_houses FROM {instance} i WHERE i.lease_until > ",
     now!()
 );
 
 const FREE: &str = concat!(
     "SELECT f.house, f.epoch + 1, f.owner IS NOT NULL FROM {house} f \
-     WHERE (f.owner IS NULL OR NOT EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > ",
+     WHERE f.house IN (SELECT value FROM json_each(?3)) AND (f.owner IS NULL OR NOT EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = f.owner AND i.lease_until > ",
     now!(),
     ")) AND EXISTS (SELECT 1 FROM {instance} me WHERE me.instance = ?1 AND me.lease_until > ",
     now!(),
     ") ORDER BY f.house LIMIT ?2"
 );
+
+// Whether the asking instance lives, and who owns the houses that it wants.
+const WANTED: &str = concat!(
+    "SELECT h.house, h.owner, h.epoch, EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = h.owner AND i.lease_until > ",
+    now!(),
+    "), EXISTS (SELECT 1 FROM {instance} i WHERE i.instance = ?1 AND i.lease_until > ",
+    now!(),
+    ") FROM {house} h WHERE h.house IN (SELECT value FROM json_each(?2)) ORDER BY h.house"
+);
+
+const TAKE_ALL: &str = concat!(
+    "UPDATE {house} SET owner = ?1, epoch = epoch + 1, taken_at = ",
+    now!(),
+    " WHERE house IN (SELECT value FROM json_each(?2))"
+);
+
+// Plan: per house one lookup at the end of a range of the primary key.
+const ENDS: &str = concat!(
+    "SELECT h.value, coalesce((SELECT max(p.id) FROM {pending} p WHERE p.house = h.value), 0), ",
+    now!(),
+    " * 1000 FROM json_each(?1) h"
+);
+
+// Plan: one lookup at the start of a range of the primary key, and one range scan that ends at the limit.
+const FIRST_HOUSE: &str = "SELECT house FROM {pending} WHERE house >= ?1 AND house <= ?2 ORDER BY house LIMIT 1";
+const COUNT_HOUSE: &str = "SELECT count(*) FROM (SELECT 1 FROM {pending} WHERE house = ?1 LIMIT ?2)";
 
 /// SQLite as a relay sees it, on connections of its own: one reserved for the lease, three for work.
 #[derive(Debug)]
@@ -396,10 +423,15 @@ impl Store for SqliteStore {
         })
     }
 
-    fn join<'a>(&'a self, instance: &'a str, lease: Duration) -> Reply<'a, ()> {
-        let sql = self.tables.sql(concat!("INSERT INTO {instance} (instance, lease_until) VALUES (?, ", now!(), " + ?)"));
+    fn join<'a>(&'a self, instance: &'a str, coverage: &'a Coverage, lease: Duration) -> Reply<'a, ()> {
+        let sql = self.tables.sql(concat!(
+            "INSERT INTO {instance} (instance, lease_until, houses, run_houses) VALUES (?, ",
+            now!(),
+            " + ?, ?, ?)"
+        ));
         on!(self.lease, self.deadline, "join", |c| {
-            sqlx::query(sql).bind(instance).bind(millis(lease)).execute(&mut *c).await?;
+            let (takes, for_runs) = coverage.columns();
+            sqlx::query(sql).bind(instance).bind(millis(lease)).bind(takes).bind(for_runs).execute(&mut *c).await?;
             Ok(())
         })
     }
@@ -416,7 +448,11 @@ impl Store for SqliteStore {
             for row in &sqlx::query(self.sql.members.clone()).fetch_all(&mut *tx).await? {
                 match row.try_get::<Option<i32>, _>(0)? {
                     Some(house) => out.houses.push((House(house), text_or_null(row, 1)?, row.try_get(2)?)),
-                    None => out.live.push((text(row, 1)?, Duration::from_millis(row.try_get::<i64, _>(2)?.max(0) as u64))),
+                    None => out.live.push(Live {
+                        name: text(row, 1)?,
+                        left: Duration::from_millis(row.try_get::<i64, _>(2)?.max(0) as u64),
+                        coverage: Coverage::of_columns(text_or_null(row, 3)?.as_deref(), text_or_null(row, 4)?.as_deref()),
+                    }),
                 }
             }
             tx.commit().await?;
@@ -425,23 +461,35 @@ impl Store for SqliteStore {
         })
     }
 
-    fn take<'a>(&'a self, instance: &'a str, most: usize) -> Reply<'a, Vec<Taken>> {
-        let update = self.tables.sql(concat!(
-            "UPDATE {house} SET owner = ?1, epoch = epoch + 1, taken_at = ",
-            now!(),
-            " WHERE house IN (SELECT value FROM json_each(?2))"
-        ));
+    fn take<'a>(&'a self, instance: &'a str, among: &'a [House], most: usize) -> Reply<'a, Vec<Taken>> {
         on!(self.lease, self.deadline, "taking houses", |c| {
             let mut tx = c.begin_with(super::WRITE).await?;
-            let rows = sqlx::query(self.sql.free.clone()).bind(instance).bind(most as i64).fetch_all(&mut *tx).await?;
+            let free = sqlx::query(self.sql.free.clone()).bind(instance).bind(most as i64).bind(json(among)?);
+            let rows = free.fetch_all(&mut *tx).await?;
             let taken = |r: &SqliteRow| Ok(Taken { house: House(r.try_get(0)?), epoch: r.try_get(1)?, expired: r.try_get(2)? });
             let taken = rows.iter().map(taken).collect::<Result<Vec<_>, sqlx::Error>>()?;
             if !taken.is_empty() {
                 let houses: Vec<House> = taken.iter().map(|t| t.house).collect();
-                sqlx::query(update).bind(instance).bind(json(&houses)?).execute(&mut *tx).await?;
+                sqlx::query(self.tables.sql(TAKE_ALL)).bind(instance).bind(json(&houses)?).execute(&mut *tx).await?;
             }
             tx.commit().await?;
             Ok(taken)
+        })
+    }
+
+    fn take_exactly<'a>(&'a self, instance: &'a str, houses: &'a [House]) -> Reply<'a, Exactly> {
+        on!(self.lease, self.deadline, "taking houses for a run", |c| {
+            let mut tx = c.begin_with(super::WRITE).await?;
+            let found: Vec<Wanted> =
+                sqlx::query_as(self.tables.sql(WANTED)).bind(instance).bind(json(houses)?).fetch_all(&mut *tx).await?;
+            let answer = exactly(instance, houses, found);
+            if let Exactly::Taken(_) = &answer {
+                sqlx::query(self.tables.sql(TAKE_ALL)).bind(instance).bind(json(houses)?).execute(&mut *tx).await?;
+                tx.commit().await?;
+            } else {
+                tx.rollback().await?;
+            }
+            Ok(answer)
         })
     }
 
@@ -462,6 +510,32 @@ impl Store for SqliteStore {
             }
             tx.commit().await?;
             Ok(())
+        })
+    }
+
+    fn ends<'a>(&'a self, houses: &'a [House]) -> Reply<'a, Ends> {
+        on!(self.work, self.deadline, "start of a run", |c| {
+            let rows: Vec<(i32, i64, i64)> = sqlx::query_as(self.tables.sql(ENDS)).bind(json(houses)?).fetch_all(&mut *c).await?;
+            let now = rows.first().map_or(0, |row| row.2);
+            Ok(Ends { now, houses: rows.into_iter().map(|row| (House(row.0), row.1)).collect() })
+        })
+    }
+
+    fn rows_in<'a>(&'a self, ranges: &'a [(i32, i32)]) -> Reply<'a, Vec<(House, u64)>> {
+        on!(self.work, self.deadline, "search for orphaned messages", |c| {
+            let mut out = Vec::new();
+            for (low, high) in ranges {
+                let mut next = Some(*low);
+                while let Some(from) = next.filter(|from| from <= high && out.len() < ORPHAN_HOUSES) {
+                    let first = sqlx::query_scalar(self.tables.sql(FIRST_HOUSE)).bind(from).bind(high);
+                    let Some(house) = first.fetch_optional(&mut *c).await? else { break };
+                    let count = sqlx::query_scalar(self.tables.sql(COUNT_HOUSE)).bind(house).bind(ORPHAN_ROWS as i64);
+                    let rows: i64 = count.fetch_one(&mut *c).await?;
+                    out.push((House(house), rows as u64));
+                    next = house.checked_add(1);
+                }
+            }
+            Ok(out)
         })
     }
 
@@ -699,7 +773,8 @@ impl Store for SqliteStore {
     }
 
     fn resize(&self, houses: u16) -> Reply<'_, u64> {
-        let sql = self.tables.sql("SELECT count(*) FROM {pending}");
+        let strays = self.tables.sql("UPDATE {pending} SET house = 0, version = version + 1 WHERE house <> 0");
+        let count = self.tables.sql("SELECT count(*) FROM {pending}");
         on!(self.work, self.deadline, "resizing houses", |c| {
             if houses != 1 {
                 return Err(Error::Config(format!(
@@ -707,7 +782,8 @@ impl Store for SqliteStore {
                      work would not make it faster"
                 )));
             }
-            let rows: i64 = sqlx::query_scalar(sql).fetch_one(&mut *c).await?;
+            sqlx::query(strays).execute(&mut *c).await?;
+            let rows: i64 = sqlx::query_scalar(count).fetch_one(&mut *c).await?;
             Ok(rows as u64)
         })
     }

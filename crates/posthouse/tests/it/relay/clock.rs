@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant, SystemTime};
 
-use posthouse::store::{Backend, Store};
+use posthouse::store::{Backend, Coverage, Store};
 use posthouse::transport::{Delivery, from_fn};
 use posthouse::{Message, Relay};
 
@@ -174,9 +174,9 @@ async fn time_zone_changes_nothing<T: Zoned>(_: std::marker::PhantomData<T>) {
         .await;
     }
     // Alive, and only for as long as its lease.
-    here.join("other", HOUR).await.unwrap();
+    here.join("other", &Coverage::default(), HOUR).await.unwrap();
     let live = here.renew("other", HOUR).await.unwrap().unwrap().live;
-    let left = live.iter().find(|(name, _)| Some(name) == relay.stats().instance.as_ref()).map(|(_, left)| *left);
+    let left = live.iter().find(|live| Some(&live.name) == relay.stats().instance.as_ref()).map(|live| live.left);
     assert!(left.is_some_and(|left| left <= quick().lease), "{live:?}");
     relay.shutdown(Duration::from_secs(5)).await;
 }

@@ -4,12 +4,16 @@ mod breaker;
 mod clock;
 mod crash;
 mod delivery;
+mod exact;
+mod groups;
 mod idle;
 mod instances;
 mod order;
 mod outage;
 mod pipelined;
 mod retry;
+mod runs;
+mod schedule;
 mod snapshot;
 mod starvation;
 
@@ -17,10 +21,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthouse::transport::{Delivery, Transport};
-use posthouse::{RelaySettings, Retry, Route};
+use posthouse::transport::{Delivery, Transport, from_fn};
+use posthouse::{Group, Message, Outbox, RelaySettings, Retry, Route, Trigger};
+use tokio::sync::watch;
 
-use crate::support::wait_for;
+use crate::support::{TestDb, wait_for};
 
 /// Quick settings for tests: a short lease, quick retries.
 pub(crate) fn quick() -> RelaySettings {
@@ -31,6 +36,54 @@ pub(crate) fn quick() -> RelaySettings {
     s.lease_margin = Duration::from_millis(300);
     s.default_route = quick_route("");
     s
+}
+
+/// Quick, but for messages that a test holds in flight.
+pub(crate) fn patient() -> RelaySettings {
+    let mut s = quick();
+    s.lease = Duration::from_secs(60);
+    s.send_timeout = Duration::from_secs(50);
+    s
+}
+
+/// A transport that writes arrivals down and confirms them once it is told to.
+pub(crate) fn held(log: &Log) -> (watch::Sender<bool>, impl Transport + use<>) {
+    let (release, released) = watch::channel(false);
+    let log = log.clone();
+    let transport = from_fn(move |d: Delivery| {
+        log.add(&d);
+        let mut released = released.clone();
+        async move {
+            // The test is over when its sender is gone.
+            if released.wait_for(|released| *released).await.is_ok() {
+                d.delivered();
+            }
+        }
+    });
+    (release, transport)
+}
+
+/// Tables with so many houses, where the database has houses.
+pub(crate) async fn with_houses<T: TestDb>(houses: u16) -> Outbox<T::Db> {
+    let place = T::place().await;
+    let mut builder = Outbox::builder(place.pool.clone()).houses(houses);
+    if let Some(schema) = &place.schema {
+        builder = builder.schema(schema);
+    }
+    let outbox = builder.build().unwrap();
+    outbox.migrate().await.unwrap();
+    outbox
+}
+
+/// A group that is sent from only in runs.
+pub(crate) fn manual(houses: &str) -> Group {
+    Group::new("manual").houses(houses).unwrap().trigger(Trigger::Manual)
+}
+
+pub(crate) async fn publish<T: TestDb>(outbox: &Outbox<T::Db>, messages: impl IntoIterator<Item = Message>) {
+    let mut tx = outbox.begin().await.unwrap();
+    outbox.publish_many(&mut tx, messages).await.unwrap();
+    tx.commit().await.unwrap();
 }
 
 pub(crate) fn quick_route(to: &str) -> Route {

@@ -1,10 +1,10 @@
 //! Changing the number of houses.
 
 use futures_util::future::join_all;
-use posthouse::store::{Action, House};
+use posthouse::store::{Action, Coverage, House};
 use posthouse::{Error, Message};
 
-use crate::store::tables::{Fresh, StoreDb, done, ids, on_all_stores, publish_on, setback};
+use crate::store::tables::{ALL, Fresh, StoreDb, done, ids, on_all_stores, publish_on, setback};
 
 on_all_stores!(resizing_keeps_every_row_and_every_key_together);
 
@@ -16,8 +16,8 @@ async fn resizing_keeps_every_row_and_every_key_together<T: StoreDb>(db: &Fresh<
         return;
     }
     let lease = std::time::Duration::from_secs(3600);
-    db.store.join("a", lease).await.unwrap();
-    let epochs = db.store.take("a", 100).await.unwrap();
+    db.store.join("a", &Coverage::default(), lease).await.unwrap();
+    let epochs = db.store.take("a", &ALL, 100).await.unwrap();
     let highest = epochs.iter().map(|t| t.epoch).max().unwrap();
     // A session that has published before: whatever it keeps prepared must follow.
     let mut conn = db.place.pool.acquire().await.unwrap();

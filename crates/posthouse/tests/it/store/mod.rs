@@ -1,6 +1,7 @@
 //! What every store has to do, one behaviour per file.
 
 mod admin;
+mod groups;
 mod house;
 mod ids;
 mod membership;
@@ -10,4 +11,5 @@ mod outcomes;
 mod problems;
 mod publish;
 mod reading;
+mod runs;
 mod tables;

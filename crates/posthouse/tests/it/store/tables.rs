@@ -11,6 +11,9 @@ use crate::support::{MySql, Place, Postgres, Sqlite, TestDb};
 /// Longer than any call of these tests takes on a slow machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
+/// Every house there is in these tests.
+pub(crate) const ALL: [House; 8] = [House(0), House(1), House(2), House(3), House(4), House(5), House(6), House(7)];
+
 pub(crate) type Connection<T> = <<T as TestDb>::Db as sqlx::Database>::Connection;
 
 /// What the store tests need to know about a kind of database, beyond a place in it.
