@@ -368,6 +368,9 @@ pub(crate) enum Groups {
         /// Ask for it and don't wait
         #[arg(long)]
         no_wait: bool,
+        /// Withdraw it when no instance has taken it within this time
+        #[arg(long, value_name = "TIME", default_value = "15s", value_parser = humantime::parse_duration, conflicts_with = "no_wait")]
+        within: Duration,
     },
     /// Stop the runs of a group that are going; its trigger goes on
     Stop {

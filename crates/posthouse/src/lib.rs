@@ -59,6 +59,7 @@
 //!
 //! - Publishing: [`Outbox`], [`Message`], [`Event`] for typed events, [`Tx`], [`Outbox::transaction`].
 //! - The declarative way: `#[posthouse::transactional]`, explained in the module `transactional` (feature `macros`).
+//! - Several databases and tables: [`Router`] says where a key belongs.
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
@@ -86,6 +87,7 @@ pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
+mod router;
 #[cfg(feature = "relay")]
 pub mod schedule;
 mod settings;
@@ -113,6 +115,7 @@ pub use relay::{
     BreakerState, DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome,
     RunReport, Uncovered,
 };
+pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{
     CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
     RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,

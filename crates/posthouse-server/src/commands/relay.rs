@@ -31,7 +31,7 @@ pub(crate) async fn run(global: &Global, args: RelayArgs) -> Result<(), Failure>
         }
         return Ok(());
     }
-    let databases = config.databases.iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
+    let databases = config.sources().iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
     if args.check {
         return check(global, &config, &databases).await;
     }

@@ -1,6 +1,6 @@
 //! How settings relate to each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use posthouse::transport::Transport;
 use posthouse::{Ordering, Route};
@@ -49,10 +49,18 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
     }
     let mut seen = BTreeMap::new();
     for (name, database) in &config.databases {
-        self::database(&join("databases", name), database, &walk.shown, &mut found);
-        if let Ok(target) = Target::parse(&database.url) {
-            let same = (target.identity(), database.schema.clone().or_else(|| target.default_schema()), database.prefix.clone());
-            if let Some(other) = seen.insert(same, name) {
+        let at = join("databases", name);
+        if name.contains('/') {
+            let reason = "the name must not contain '/', which stands between a database and the prefix of its tables";
+            found.push(Problem::new(&at, None, reason));
+        }
+        self::database(&at, database, &walk.shown, &mut found);
+        let Ok(target) = Target::parse(&database.url) else { continue };
+        for prefix in database.prefixes() {
+            let same = (target.identity(), database.schema.clone().or_else(|| target.default_schema()), prefix.clone());
+            if let Some(other) = seen.insert(same, name)
+                && other != name
+            {
                 let reason =
                     format!("has the same tables as {}: their messages would be sent twice over", join("databases", other));
                 found.push(
@@ -250,8 +258,22 @@ pub(super) fn database(at: &str, database: &DatabaseConfig, shown: &BTreeMap<Str
         }
         Ok(_) => {}
     }
-    for (key, name, longest) in [("prefix", Some(&database.prefix), 32), ("schema", database.schema.as_ref(), 63)] {
-        let Some(name) = name else { continue };
+    if let Some(tables) = &database.tables {
+        if shown.contains_key(&join(at, "prefix")) {
+            out.push(Problem::new(path("prefix"), written("prefix"), "is one of tables, where that is given").fix("remove it"));
+        }
+        if tables.is_empty() {
+            let fix = "tables = [\"a_\", \"b_\"], or remove it for one set of tables";
+            out.push(Problem::new(path("tables"), written("tables"), "must name at least one prefix").fix(fix));
+        }
+        let mut named = BTreeSet::new();
+        if let Some(twice) = tables.iter().find(|prefix| !named.insert(*prefix)) {
+            out.push(Problem::new(path("tables"), written("tables"), format!("names {twice:?} twice")));
+        }
+    }
+    let prefixes =
+        database.prefixes().iter().map(|prefix| (if database.tables.is_some() { "tables" } else { "prefix" }, prefix, 32));
+    for (key, name, longest) in prefixes.chain(database.schema.iter().map(|schema| ("schema", schema, 63))) {
         let first = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b == b'_');
         let rest = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
         if !first || !rest || name.len() > longest {

@@ -99,15 +99,24 @@ pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, o
         let Some(group) = &w.group else { continue };
         names(config, group, &w.at, walk, out);
     }
-    if !written.is_empty() && broken.is_empty() && written.iter().all(|w| w.group.is_some()) {
-        for (name, database) in &config.databases {
-            if !sound.iter().any(|group| works_on(group, name, database)) {
-                out.push(
-                    Problem::new(join("databases", name), None, "no group works on it, so nothing of it would be sent")
-                        .fix(format!("add a [[groups]] with databases = [{name:?}], or leave databases out of one")),
-                );
-            }
-        }
+    if written.is_empty() || written.iter().any(|w| w.group.is_none()) {
+        return;
+    }
+    for (name, database) in &config.databases {
+        let missed: Vec<&str> = database
+            .prefixes()
+            .iter()
+            .filter(|prefix| !sound.iter().any(|g| works_on(g, name, prefix)))
+            .map(String::as_str)
+            .collect();
+        let whole = missed.len() == database.prefixes().len();
+        let reason = match missed[..] {
+            [] => continue,
+            _ if whole => "no group works on it, so nothing of it would be sent".to_owned(),
+            _ => format!("no group works on its tables {}, so nothing of them would be sent", missed.join(", ")),
+        };
+        let fix = format!("add a [[groups]] with databases = [{name:?}], or leave databases and tables out of one");
+        out.push(Problem::new(join("databases", name), None, reason).fix(fix));
     }
 }
 
@@ -135,14 +144,14 @@ fn names(config: &Config, group: &Group, at: &str, walk: &Walk<'_>, out: &mut Ve
     }
     let databases: Vec<(&String, &DatabaseConfig)> =
         config.databases.iter().filter(|(name, _)| group.databases.is_empty() || group.databases.contains(name)).collect();
-    let prefixes: Vec<&str> = databases.iter().map(|(_, d)| d.prefix.as_str()).collect();
+    let prefixes: Vec<&str> = databases.iter().flat_map(|(_, d)| d.prefixes()).map(String::as_str).collect();
     if !prefixes.is_empty() && walk.broken_databases.is_empty() {
         for table in group.tables.iter().filter(|t| !prefixes.contains(&t.as_str())) {
             say("tables", format!("no database of this group has tables with the prefix {table:?}"), table, &prefixes);
         }
     }
     let Some(highest) = group.houses.highest() else { return };
-    for (name, database) in databases.iter().filter(|(name, d)| works_on(group, name, d)) {
+    for (name, database) in databases.iter().filter(|(name, d)| d.prefixes().iter().any(|prefix| works_on(group, name, prefix))) {
         if let Some(houses) = database.houses.filter(|houses| highest >= *houses) {
             let path = join(at, "houses");
             let reason = format!("go up to {highest}, and database {name:?} has the houses 0 to {}", houses.saturating_sub(1));
@@ -151,17 +160,19 @@ fn names(config: &Config, group: &Group, at: &str, walk: &Walk<'_>, out: &mut Ve
     }
 }
 
-/// Whether a group has something to do in a database.
-pub(super) fn works_on(group: &Group, name: &str, database: &DatabaseConfig) -> bool {
+/// Whether a group has something to do in a set of tables.
+fn works_on(group: &Group, database: &str, prefix: &str) -> bool {
     let among = |names: &[String], name: &str| names.is_empty() || names.iter().any(|n| n == name);
-    among(&group.databases, name) && among(&group.tables, &database.prefix)
+    among(&group.databases, database) && among(&group.tables, prefix)
 }
 
 impl Config {
-    /// The groups that work on a database.
-    pub(crate) fn groups_of(&self, database: &str) -> Vec<Group> {
-        let Some(config) = self.databases.get(database) else { return Vec::new() };
-        self.groups.iter().filter(|g| works_on(g, database, config)).cloned().collect()
+    /// The groups that work on a source.
+    pub(crate) fn groups_of(&self, source: &str) -> Vec<Group> {
+        let Some((_, config)) = self.sources().into_iter().find(|(name, _)| name == source) else { return Vec::new() };
+        // Of several sets of tables each is named after its database and its prefix.
+        let database = source.split_once('/').map_or(source, |(database, _)| database);
+        self.groups.iter().filter(|g| works_on(g, database, &config.prefix)).cloned().collect()
     }
 
     /// A group that a person named.

@@ -139,6 +139,7 @@ pub(super) const NATS: Shape = Shape::Table(&[
 const DATABASE: Shape = Shape::Table(&[
     ("url", Shape::Url),
     ("prefix", Shape::Text),
+    ("tables", Shape::Texts),
     ("schema", Shape::Text),
     ("houses", Shape::Whole(1, posthouse::store::MAX_HOUSES as i64)),
 ]);
@@ -166,7 +167,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 5] = ["retention", "alerts", "inbox", "databases.*.tables", "server.token"];
+const LATER: [&str; 4] = ["retention", "alerts", "inbox", "server.token"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {

@@ -384,7 +384,11 @@ impl Scheduler {
             let row = watch.groups.iter().find(|row| row.group == name).cloned().unwrap_or_default();
             let before = std::mem::replace(&mut self.slots[slot].row, row.clone());
             let plan = &mut self.slots[slot].plan;
-            let mut todo = if !first && row.stopped_us != before.stopped_us { plan.stop() } else { Vec::new() };
+            let mut todo = Vec::new();
+            if !first && row.stopped_us != before.stopped_us {
+                tracing::info!(group = row.group, "told to stop");
+                todo = plan.stop();
+            }
             if row.paused_us.is_some() {
                 plan.pause();
             } else {

@@ -12,17 +12,15 @@ use crate::database::Database;
 use crate::failure::Failure;
 use crate::output::{self, clean, count};
 
-/// How long a live instance may take to see a request: it looks every `idle_poll`.
-const TAKEN: Duration = Duration::from_secs(15);
-
 /// How often the request is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Runs of one request at most.
 const PAGE: u32 = 1_000;
 
-pub(super) async fn run(global: &Global, databases: &[Database], name: &str, no_wait: bool) -> Result<(), Failure> {
-    let asked = futures_util::future::join_all(databases.iter().map(|d| one(d, name, no_wait))).await;
+/// `within`: an instance must have taken it by then; None: nobody waits for it.
+pub(super) async fn run(global: &Global, databases: &[Database], name: &str, within: Option<Duration>) -> Result<(), Failure> {
+    let asked = futures_util::future::join_all(databases.iter().map(|d| one(d, name, within))).await;
     let (mut told, mut failure) = (Vec::new(), None::<Failure>);
     for (database, asked) in databases.iter().zip(asked) {
         let (value, line, failed) = match asked {
@@ -50,17 +48,17 @@ pub(super) async fn run(global: &Global, databases: &[Database], name: &str, no_
 }
 
 /// Asks in one database, and waits: the document, the line for people, and the failure if it wasn't done.
-async fn one(database: &Database, name: &str, no_wait: bool) -> Result<(Value, String, Option<Failure>), Failure> {
+async fn one(database: &Database, name: &str, within: Option<Duration>) -> Result<(Value, String, Option<Failure>), Failure> {
     let (store, ..) = database.ready().await?;
     let runs = store.runs();
     let failure = |e: posthouse::Error| database.failure(&e);
     let request = runs.request(name).await.map_err(failure)?;
     let mut told = json!({ "database": database.name, "request": request });
-    if no_wait {
+    let Some(within) = within else {
         told["status"] = json!(RunStatus::Requested);
         let line = format!("{}: asked for a run of {} (request {request})", clean(&database.name), clean(name));
         return Ok((told, line, None));
-    }
+    };
     let spinner = ProgressBar::new_spinner();
     spinner.enable_steady_tick(Duration::from_millis(100));
     let asked = Instant::now();
@@ -73,15 +71,15 @@ async fn one(database: &Database, name: &str, no_wait: bool) -> Result<(Value, S
             break rows;
         }
         let taken: Vec<&RunRow> = rows.iter().filter(|r| r.request == Some(request)).collect();
-        if taken.is_empty() && asked.elapsed() > TAKEN {
+        if taken.is_empty() && asked.elapsed() > within {
             // Whoever comes later must not run what nobody waits for.
-            let why = "nobody took it within 15 s, so it was withdrawn";
+            let why = "nobody took it, so it was withdrawn";
             runs.close(request, RunStatus::Discarded, RunCounts::default(), Some(why)).await.map_err(failure)?;
             spinner.finish_and_clear();
             let why = format!(
                 "database {:?}: no live instance with a group {name:?} took the request within {}; is a relay running?",
                 database.name,
-                output::span(TAKEN)
+                output::span(within)
             );
             return Err(Failure::not_so(why));
         }

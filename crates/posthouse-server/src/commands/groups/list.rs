@@ -38,7 +38,7 @@ impl Line {
 }
 
 pub(super) async fn run(global: &Global, config: &Config) -> Result<(), Failure> {
-    let databases = config.databases.iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
+    let databases = config.sources().iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
     let found = futures_util::future::join_all(databases.iter().map(|d| lines(d, config.groups_of(&d.name)))).await;
     let (mut all, mut failure) = (Vec::new(), None::<Failure>);
     for found in found {

@@ -23,9 +23,9 @@ pub(crate) async fn run(global: &Global, command: Groups) -> Result<(), Failure>
     let config = load(global)?;
     match command {
         Groups::List => list::run(global, &config).await,
-        Groups::Run { name, no_wait } => {
+        Groups::Run { name, no_wait, within } => {
             let databases = of_group(&config, &name, true)?;
-            ask::run(global, &databases, &name, no_wait).await
+            ask::run(global, &databases, &name, (!no_wait).then_some(within)).await
         }
         Groups::Stop { name } => ask::stop(global, &of_group(&config, &name, true)?, &name).await,
         Groups::Pause { name } => ask::pause(global, &of_group(&config, &name, false)?, &name, true).await,
@@ -46,7 +46,7 @@ fn of_group(config: &Config, name: &str, runs: bool) -> Result<Vec<Database>, Fa
         _ => {}
     }
     let mut databases = Vec::new();
-    for (database, settings) in &config.databases {
+    for (database, settings) in &config.sources() {
         if group.is_none() || config.groups_of(database).iter().any(|g| g.name == name) {
             databases.push(Database::open(database, settings)?);
         }
@@ -85,7 +85,7 @@ pub(crate) fn planned(config: &Config) -> Vec<Value> {
 /// The groups as `relay --check` tells them.
 pub(crate) fn print_plan(config: &Config) {
     let now = now_us();
-    let several = config.databases.len() > 1;
+    let several = config.sources().len() > 1;
     let mut header = vec!["group", "houses", "trigger", "next due"];
     if several {
         header.push("databases");
@@ -100,8 +100,9 @@ pub(crate) fn print_plan(config: &Config) {
             if due.is_empty() { "-".into() } else { due.join("\n") },
         ];
         if several {
-            let all = group.databases.is_empty();
-            cells.push(if all { "all".into() } else { clean(&group.databases.join(", ")).into_owned() });
+            let named = |names: &[String]| if names.is_empty() { "all".into() } else { names.join(", ") };
+            let tables = if group.tables.is_empty() { String::new() } else { format!(" / {}", named(&group.tables)) };
+            cells.push(clean(&format!("{}{tables}", named(&group.databases))).into_owned());
         }
         table.add_row(cells);
     }
