@@ -261,7 +261,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
         output::json(&json!({
             "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
             "databases": told, "groups": groups::planned(config), "routes": config.shown()["routes"], "transports": config.shown()["transports"],
-            "brokers_checked": false,
+            "xxl_job": config.shown()["xxl_job"], "brokers_checked": false,
         }));
     } else {
         checked(config, &told, failure.is_none());
@@ -285,6 +285,13 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
     ));
     output::say(&format!("memory         {} of payloads, {} rows per read", output::bytes(relay.memory as i64), relay.batch));
     output::say(&format!("http           {}", config.server.listen));
+    let executor = &config.shown()["xxl_job"];
+    if let (Some(name), Some(listen), Some(admins)) =
+        (executor["app_name"].as_str(), executor["listen"].as_str(), executor["admins"].as_array())
+    {
+        let admins: Vec<&str> = admins.iter().filter_map(Value::as_str).collect();
+        output::say(&format!("xxl-job        executor {:?} on {listen}, for {}", clean(name), clean(&admins.join(", "))));
+    }
 
     output::say("");
     let mut table = output::table(&["database", "url", "schema", "houses", "connections"]);

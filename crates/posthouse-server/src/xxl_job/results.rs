@@ -303,3 +303,70 @@ impl Results {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Place, run};
+    use super::*;
+
+    fn request(log_id: i64) -> RunRequest {
+        serde_json::from_str(&run(log_id, &[])).unwrap()
+    }
+
+    fn open(place: &Place) -> Results {
+        Results::open(place.path().to_owned(), Duration::from_secs(1)).unwrap()
+    }
+
+    #[test]
+    fn a_request_has_results_of_one_form_and_not_too_many() {
+        let place = Place::new();
+        let results = open(&place);
+        let sizes = |results: &Results| {
+            let mut out = Vec::new();
+            loop {
+                let batch = results.batch();
+                if batch.is_empty() {
+                    return out;
+                }
+                out.push((batch.len(), batch[0].form));
+                for kept in &batch {
+                    results.state().fresh.remove(&kept.place);
+                    results.forget(kept.log_id);
+                }
+            }
+        };
+        for log_id in 0..120 {
+            let form = if log_id == 110 { Form::Object } else { Form::Array };
+            results.accept(&request(log_id), form).unwrap();
+            results.ended(log_id, wire::OK, "");
+        }
+        assert_eq!(
+            sizes(&results),
+            [(50, Form::Array), (50, Form::Array), (10, Form::Array), (1, Form::Object), (9, Form::Array)]
+        );
+        for log_id in 0..45 {
+            results.accept(&request(log_id), Form::Array).unwrap();
+            results.ended(log_id, FAILED, &"x".repeat(20_000));
+        }
+        assert_eq!(sizes(&results), [(34, Form::Array), (11, Form::Array)], "15 000 bytes each");
+    }
+
+    #[test]
+    fn what_nobody_took_for_a_week_is_dropped() {
+        let place = Place::new();
+        let results = open(&place);
+        for log_id in 1..4 {
+            results.accept(&request(log_id), Form::Array).unwrap();
+        }
+        results.ended(1, wire::OK, "");
+        results.ended(2, wire::OK, "");
+        let week = i64::try_from(GIVE_UP.as_millis()).unwrap();
+        if let Some(kept) = results.state().known.get_mut(&1).and_then(|k| k.result.as_mut()) {
+            kept.at -= week + 1;
+        }
+        results.give_up();
+        let left: Vec<i64> = results.state().known.keys().copied().collect();
+        assert_eq!((left, results.untold()), (vec![2, 3], 1));
+        assert!(!place.path().join("1.json").exists() && place.path().join("2.json").exists());
+    }
+}

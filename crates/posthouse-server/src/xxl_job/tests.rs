@@ -98,7 +98,7 @@ impl Scans for Script {
     fn databases(&self, group: &str, only: &[String]) -> Result<Vec<String>, String> {
         let all = match group {
             "lottery" => vec!["b".to_owned(), "a".to_owned()],
-            "one" | "broken" => vec!["one".to_owned()],
+            "one" | "broken" | "stubborn" => vec!["one".to_owned()],
             _ => return Err(format!("there is no group {group:?}")),
         };
         match only.iter().find(|name| !all.contains(name)) {
@@ -133,7 +133,7 @@ impl Scans for Script {
             let mut open = self.open.subscribe();
             let how = tokio::select! {
                 _ = open.wait_for(|open| *open) => "done",
-                () = stop.told() => "stopped",
+                () = stop.told(), if group != "stubborn" => "stopped",
             };
             self.ended.lock().unwrap().push(how);
             match group {
@@ -305,7 +305,7 @@ pub(super) async fn end(xxl: XxlJob) {
 }
 
 /// A run of job 3 in group `one`, with what is to be different.
-fn run(log_id: i64, change: &[(&str, Value)]) -> String {
+pub(super) fn run(log_id: i64, change: &[(&str, Value)]) -> String {
     let mut run = json!({
         "jobId": 3, "executorHandler": "posthouseScan", "executorParams": "one", "executorBlockStrategy": "SERIAL_EXECUTION",
         "executorTimeout": 0, "logId": log_id, "logDateTime": 1_586_629_003_729_i64, "glueType": "BEAN", "glueSource": "",
@@ -802,6 +802,30 @@ async fn at_the_end_runs_that_take_too_long_are_stopped_and_told() {
         stopped["handleCode"] == 500 && stopped["handleMsg"].as_str().unwrap().starts_with("stopped: posthouse ends"),
         "{stopped}"
     );
+}
+
+#[test]
+fn at_the_end_runs_that_do_not_stop_are_cut_off_and_told_by_the_next_process() {
+    let place = Place::new();
+    let script = Script::new(false);
+    let outside = Runtime::new().unwrap();
+    let admin = outside.block_on(Admin::start(Some(A)));
+    let config = config(&place, vec![admin.url()]);
+    Runtime::new().unwrap().block_on(async {
+        let xxl = XxlJob::start(&config, script.clone()).await.unwrap();
+        ask(xxl.address(), "/run", "s3cret", &run(1, &[("executorParams", json!("stubborn"))])).await;
+        wait_for("it begins", || (!script.taken().is_empty()).then_some(())).await;
+        xxl.end_runs(Instant::now() + Duration::from_millis(200)).await;
+        xxl.shutdown().await;
+        assert!(admin.results().is_empty());
+    });
+    outside.block_on(async {
+        let xxl = XxlJob::start(&config, script.clone()).await.unwrap();
+        let result = admin.result(1).await;
+        assert!(result["handleMsg"].as_str().unwrap().contains("ended before this run did"), "{result}");
+        end(xxl).await;
+    });
+    assert!(script.ended().is_empty(), "it was cut off");
 }
 
 #[tokio::test]
