@@ -9,6 +9,8 @@ mod failure;
 mod health;
 mod http;
 mod output;
+#[cfg(feature = "xxl-job")]
+mod xxl_job;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -8,6 +8,7 @@ use posthouse::{Relay, RelayBuilder};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::{groups, load};
 use crate::cli::{Global, RelayArgs};
@@ -85,8 +86,14 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         }
     });
 
+    let mut executor = Executor::none();
+    let started = async {
+        start(databases, builders, &served).await?;
+        executor = Executor::start(config, &served).await?;
+        Ok(())
+    };
     let result = tokio::select! {
-        started = start(databases, builders, &served) => match started {
+        started = started => match started {
             Ok(()) => {
                 signals.next().await;
                 Ok(())
@@ -96,12 +103,11 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         () = signals.next() => Ok(()),
     };
     served.draining.store(true, Ordering::Relaxed);
-    let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
-    if !relays.is_empty() {
+    if served.databases.iter().any(|d| d.is_running()) {
         tracing::info!(deadline = ?drain, "stopping: what is in flight is finished; a second signal stops at once");
     }
     tokio::select! {
-        _ = futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(drain))) => {}
+        () = stop(&served, executor, drain) => {}
         () = signals.next() => {
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
@@ -115,6 +121,63 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         tracing::info!("stopped");
     }
     result
+}
+
+/// Stops everything that sends.
+async fn stop(served: &Served, executor: Executor, drain: Duration) {
+    let deadline = Instant::now() + drain;
+    // Its runs are runs of the relays.
+    executor.end_runs(deadline).await;
+    let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
+    let left = deadline.saturating_duration_since(Instant::now());
+    tokio::join!(futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(left))), executor.shutdown());
+}
+
+/// The executor for an XXL-JOB admin, where there is one.
+#[cfg(feature = "xxl-job")]
+struct Executor(Option<crate::xxl_job::XxlJob>);
+
+#[cfg(feature = "xxl-job")]
+impl Executor {
+    fn none() -> Self {
+        Self(None)
+    }
+
+    async fn start(config: &Config, served: &Arc<Served>) -> Result<Self, Failure> {
+        let Some(settings) = &config.xxl_job else { return Ok(Self(None)) };
+        let scans = Arc::new(crate::xxl_job::Relays::new(config, served.clone()));
+        crate::xxl_job::XxlJob::start(settings, scans).await.map(|started| Self(Some(started)))
+    }
+
+    async fn end_runs(&self, deadline: Instant) {
+        if let Some(executor) = &self.0 {
+            executor.end_runs(deadline).await;
+        }
+    }
+
+    async fn shutdown(self) {
+        if let Some(executor) = self.0 {
+            executor.shutdown().await;
+        }
+    }
+}
+
+#[cfg(not(feature = "xxl-job"))]
+struct Executor;
+
+#[cfg(not(feature = "xxl-job"))]
+impl Executor {
+    fn none() -> Self {
+        Self
+    }
+
+    async fn start(_: &Config, _: &Arc<Served>) -> Result<Self, Failure> {
+        Ok(Self)
+    }
+
+    async fn end_runs(&self, _: Instant) {}
+
+    async fn shutdown(self) {}
 }
 
 /// Starts all side by side: one whose database is slow or down doesn't hold up the others.
@@ -198,7 +261,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
         output::json(&json!({
             "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
             "databases": told, "groups": groups::planned(config), "routes": config.shown()["routes"], "transports": config.shown()["transports"],
-            "brokers_checked": false,
+            "xxl_job": config.shown()["xxl_job"], "brokers_checked": false,
         }));
     } else {
         checked(config, &told, failure.is_none());
@@ -222,6 +285,13 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
     ));
     output::say(&format!("memory         {} of payloads, {} rows per read", output::bytes(relay.memory as i64), relay.batch));
     output::say(&format!("http           {}", config.server.listen));
+    let executor = &config.shown()["xxl_job"];
+    if let (Some(name), Some(listen), Some(admins)) =
+        (executor["app_name"].as_str(), executor["listen"].as_str(), executor["admins"].as_array())
+    {
+        let admins: Vec<&str> = admins.iter().filter_map(Value::as_str).collect();
+        output::say(&format!("xxl-job        executor {:?} on {listen}, for {}", clean(name), clean(&admins.join(", "))));
+    }
 
     output::say("");
     let mut table = output::table(&["database", "url", "schema", "houses", "connections"]);

@@ -8,6 +8,8 @@ mod redact;
 mod shape;
 mod show;
 mod transport;
+#[cfg(feature = "xxl-job")]
+mod xxl_job;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,6 +27,8 @@ pub(crate) use self::redact::url as redact_url;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
 pub(crate) use self::transport::TransportConfig;
+#[cfg(feature = "xxl-job")]
+pub(crate) use self::xxl_job::XxlJobConfig;
 use crate::failure::Failure;
 use crate::output::count;
 
@@ -49,6 +53,9 @@ pub(crate) struct Config {
     pub(crate) groups: Vec<Group>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
+    /// None: no executor for an XXL-JOB admin.
+    #[cfg(feature = "xxl-job")]
+    pub(crate) xxl_job: Option<XxlJobConfig>,
 }
 
 impl Config {
@@ -235,7 +242,24 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
     let listen_shown = walk.shown.get("server.listen").cloned();
     let server = server(&mut walk, table.remove("server"), listen_shown);
-    let config = Config { file: None, databases, transports, routes, groups, relay, server };
+    #[cfg(feature = "xxl-job")]
+    let xxl_job = xxl_job::section(&mut walk, table.remove("xxl_job"));
+    #[cfg(not(feature = "xxl-job"))]
+    if table.contains_key("xxl_job") {
+        let problem = Problem::new("xxl_job", None, "this posthouse was built without xxl-job");
+        walk.problems.push(problem.fix("use one that was built with it (cargo feature \"xxl-job\"), or remove this section"));
+    }
+    let config = Config {
+        file: None,
+        databases,
+        transports,
+        routes,
+        groups,
+        relay,
+        server,
+        #[cfg(feature = "xxl-job")]
+        xxl_job,
+    };
     let mut found = Vec::new();
     groups::relations(&config, &written, &walk, &mut found);
     walk.problems.extend(found);

@@ -20,6 +20,8 @@ pub(super) enum Shape {
     Secrets,
     /// Text whose secret parts are never shown.
     Url,
+    /// Texts whose secret parts are never shown.
+    Urls,
     /// URLs with commas between them, in which every name before an `@` is a secret.
     Servers,
     /// Text, a number or true or false, kept as text and never shown.
@@ -141,6 +143,17 @@ const DATABASE: Shape = Shape::Table(&[
     ("schema", Shape::Text),
     ("houses", Shape::Whole(1, posthouse::store::MAX_HOUSES as i64)),
 ]);
+const XXL_JOB: Keys = &[
+    ("admins", Shape::Urls),
+    ("app_name", Shape::Text),
+    ("access_token", Shape::Secret),
+    ("allow_anonymous", Shape::Bool),
+    ("listen", Shape::Text),
+    ("advertise", Shape::Url),
+    ("data_dir", Shape::Text),
+    ("log_retention", Shape::Duration),
+    ("callback_retry", Shape::Duration),
+];
 const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
 /// The whole file, but for transports: what they hold depends on their kind.
 pub(super) const FILE: Shape = Shape::Table(&[
@@ -150,6 +163,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("groups", Shape::Tables(GROUP)),
     ("relay", Shape::Table(RELAY)),
     ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
+    ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 
 /// Keys that people may know from the description of later versions.
@@ -326,10 +340,14 @@ fn show(shape: &Shape, value: &Value) -> String {
         }
         (Shape::Secrets, Value::Array(items)) if items.iter().all(|i| i.as_str().is_some_and(is_reference)) => value.to_string(),
         (Shape::Url, Value::String(text)) => format!("{:?}", redact::url(text)),
+        (Shape::Urls, Value::Array(items)) if items.iter().all(Value::is_str) => {
+            let shown = items.iter().filter_map(Value::as_str).map(|u| if is_reference(u) { u.into() } else { redact::url(u) });
+            Value::Array(shown.map(Value::String).collect()).to_string()
+        }
         (Shape::Servers, Value::String(text)) => format!("{:?}", redact::servers(text)),
         (Shape::Secret | Shape::Secrets | Shape::Property | Shape::Any, _) => REDACTED.into(),
         // Nobody knows what stands where a table should be: a URL with its password, perhaps.
-        (Shape::Url | Shape::Servers | Shape::Table(_) | Shape::Named(_) | Shape::Tables(_), _) => REDACTED.into(),
+        (Shape::Url | Shape::Urls | Shape::Servers | Shape::Table(_) | Shape::Named(_) | Shape::Tables(_), _) => REDACTED.into(),
         (_, Value::Table(_)) => "{…}".into(),
         (_, Value::String(text)) => format!("{text:?}"),
         (_, other) => other.to_string(),
@@ -362,7 +380,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         Shape::Whole(..) => "a whole number",
         Shape::Number => "a number",
         Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
-        Shape::Texts | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
+        Shape::Texts | Shape::Urls | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
         Shape::Property => "text, a number, or true or false",
         Shape::Any => "text, a number, true or false, a list or a table",
         Shape::OneOf(_) => "one of the words below, in quotes",
@@ -406,7 +424,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
                 "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
             )),
         },
-        (Shape::Texts | Shape::Secrets, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
+        (Shape::Texts | Shape::Urls | Shape::Secrets, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
         (Shape::OneOf(words) | Shape::WordOr(words, _), Value::String(text)) if words.contains(&text.as_str()) => Ok(()),
         (Shape::WordOr(words, keys), Value::String(text)) => {
             let meant = suggest(text, words.iter().copied()).map(|w| format!("; did you mean {w:?}?")).unwrap_or_default();

@@ -30,6 +30,10 @@ impl Config {
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }
+        #[cfg(feature = "xxl-job")]
+        if let Some(xxl_job) = &self.xxl_job {
+            out["xxl_job"] = xxl_job.shown();
+        }
         without_nulls(&mut out);
         out
     }

@@ -15,6 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use posthouse::store::{Backlog, Store};
 use posthouse::{Relay, RelaySettings, RelayStats};
+#[cfg(feature = "xxl-job")]
+use posthouse::{Run, RunReport};
 use serde::{Deserialize, Serialize};
 
 use crate::health::{self, Health};
@@ -66,6 +68,10 @@ impl ServedRelay {
         self.relay().take()
     }
 
+    pub(crate) fn is_running(&self) -> bool {
+        self.relay().is_some()
+    }
+
     fn relay(&self) -> std::sync::MutexGuard<'_, Option<Relay>> {
         // Nothing panics while it is held.
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
@@ -75,7 +81,13 @@ impl ServedRelay {
         self.relay().as_ref().map(Relay::stats)
     }
 
-    fn store(&self) -> Option<Arc<dyn Store>> {
+    /// Asks its relay for a run. None while there is no relay.
+    #[cfg(feature = "xxl-job")]
+    pub(crate) fn trigger(&self, run: Run) -> Option<impl Future<Output = Result<RunReport, posthouse::Error>> + Send + use<>> {
+        self.relay().as_ref().map(|relay| relay.trigger(run))
+    }
+
+    pub(crate) fn store(&self) -> Option<Arc<dyn Store>> {
         self.relay().as_ref().map(|r| r.store().clone())
     }
 

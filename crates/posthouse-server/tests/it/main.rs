@@ -10,3 +10,4 @@ mod many;
 mod relay;
 mod support;
 mod transports;
+mod xxl_job;

@@ -327,6 +327,10 @@ impl Group {
                 ));
             }
         }
+        // Ours would take all houses, and not the part that the scheduler asked for.
+        if self.is_external() && self.retries > 0 {
+            out.push(("retries", "are left to the scheduler that asks for the runs; remove it".into()));
+        }
         #[cfg_attr(not(feature = "relay"), allow(unused_mut, reason = "nothing is added"))]
         let mut out: Vec<(String, String)> = out.into_iter().map(|(field, why)| (field.to_owned(), why)).collect();
         #[cfg(feature = "relay")]
@@ -460,6 +464,7 @@ mod tests {
             (manual("a").concurrency(10_001), "concurrency: 10001, must be 1 to 10000"),
             (Group { budget: Some(Duration::from_millis(99)), ..manual("a") }, "budget: 99ms, must be at least 100ms"),
             (Group { retries: 11, ..manual("a") }, "retries: 11, must be at most 10"),
+            (Group { retries: 1, ..manual("a").trigger(Trigger::External) }, "retries: are left to the scheduler"),
             (Group::new("a").limit(5), "limit: is for runs"),
             (Group { budget: Some(Duration::from_secs(1)), ..Group::new("a") }, "budget: is for runs"),
             (Group { then: Some("b".into()), ..manual("a") }, "then: names no group \"b\"; there are a"),
