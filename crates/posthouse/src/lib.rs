@@ -107,10 +107,14 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 #[cfg(feature = "macros")]
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
-pub use relay::{BreakerState, DestinationStats, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome};
+pub use relay::{
+    AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedStats, AdoptedTableStats, BreakerState, DestinationStats, Relay,
+    RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome,
+};
 pub use settings::{
-    CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
-    RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,
+    Adopted, AdoptedNotify, AdoptedPayload, AdoptedPreset, AdoptedState, CloudEvents, CloudEventsMode, ExchangeType, Group,
+    Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry, Route, StateCode, Trigger,
+    WhenBusy,
 };
 #[cfg(feature = "inbox")]
 pub use settings::{ConsumerOrder, ConsumerSettings, IdFrom, InboxSettings, MissingId};

@@ -229,7 +229,7 @@ fn share(houses: usize, live: &[&str], name: &str) -> usize {
 }
 
 /// A name no other life of any process has: outcomes and houses of an earlier life are not mistaken for this one's.
-fn unique_name(configured: Option<&str>) -> String {
+pub(super) fn unique_name(configured: Option<&str>) -> String {
     let base = configured.map_or_else(
         || {
             let host =
