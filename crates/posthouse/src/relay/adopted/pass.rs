@@ -364,7 +364,8 @@ impl Pass<'_> {
                 if d.is_down() {
                     // Nothing of a destination that is down waits in memory.
                     let wait = d.probe_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-                    let wait = wait.max(Duration::from_millis(200)).mul_f64(1.0 + fastrand::f64());
+                    // Not all of them at the moment of the probe.
+                    let wait = wait + Duration::from_millis(fastrand::u64(100..600));
                     held.state = State::Done { what: What::Release { wait }, passed_over: 0 };
                     wake = now;
                 }
@@ -516,7 +517,8 @@ impl Pass<'_> {
         if rows.is_empty() {
             return;
         }
-        match self.shared.store.settle(self.source, &self.shared.owner, &rows, patient).await {
+        let owner = (self.shared.owner.as_str(), self.shared.mapping.lease());
+        match self.shared.store.settle(self.source, owner, &rows, patient).await {
             Ok(settled) => {
                 self.write_failures = 0;
                 for ((number, row), settled) in numbers.into_iter().zip(rows).zip(settled) {

@@ -71,7 +71,7 @@ pub(crate) trait AdoptedStore: fmt::Debug + Send + Sync {
     fn settle<'a>(
         &'a self,
         source: &'a Source,
-        owner: &'a str,
+        owner: (&'a str, Duration),
         rows: &'a [Settle],
         patient: bool,
     ) -> BoxFuture<'a, Result<Vec<Settled>, Error>>;
@@ -336,7 +336,7 @@ impl<E: Engine> AdoptedStore for E {
     fn settle<'a>(
         &'a self,
         source: &'a Source,
-        owner: &'a str,
+        (owner, lease): (&'a str, Duration),
         rows: &'a [Settle],
         patient: bool,
     ) -> BoxFuture<'a, Result<Vec<Settled>, Error>> {
@@ -352,7 +352,7 @@ impl<E: Engine> AdoptedStore for E {
                 self::ids(&E::fetch(&mut tx, source.present(dialect, &unlocked)).await?)
             };
             let own = E::fetch(&mut tx, source.own_rows(dialect, tables, &ids)).await?;
-            let writes = source.writes(dialect, tables, owner, rows, (&locked, &own, &present));
+            let writes = source.writes(dialect, tables, (owner, lease), rows, (&locked, &own, &present));
             for sql in writes.statements {
                 E::execute(&mut tx, sql).await?;
             }

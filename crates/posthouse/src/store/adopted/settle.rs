@@ -100,7 +100,7 @@ impl Source {
         &self,
         dialect: Dialect,
         tables: &Tables,
-        owner: &str,
+        (owner, lease): (&str, Duration),
         rows: &[Settle],
         (locked, own, present): (&[Cells], &[Cells], &[String]),
     ) -> Writes {
@@ -132,8 +132,16 @@ impl Source {
                 continue;
             }
             if !self.is_as_claimed(row, cells) {
-                gone.push(row.id.clone());
                 out.settled.push(Settled::Stale);
+                let sending = self.codes.sending.is_some() && flag(cells, 3);
+                if sending && self.stuck_after.is_none() {
+                    // Changed, and still in the sending state: by this claim, or by its owner, who sends it then. If nobody has
+                    // finished it in the time of a lease, it is sent again.
+                    let due = format!("{} + {}", dialect.now(), dialect.interval(lease));
+                    out.statements.push(self.left_sending(dialect, tables, row, &due));
+                } else {
+                    gone.push(row.id.clone());
+                }
                 continue;
             }
             out.settled.push(Settled::Written);
@@ -196,6 +204,18 @@ impl Source {
             out.statements.push(sql);
         }
         out
+    }
+
+    /// Posthouse's own row, by which the owner's is found again when nobody finishes it.
+    fn left_sending(&self, dialect: Dialect, tables: &Tables, row: &Row, due: &str) -> Sql {
+        let mut sql = Sql::new(dialect, "");
+        sql.push(&format!(
+            "UPDATE {} SET claims = {}, version = version + 1, next_attempt_at = {due} WHERE source = ",
+            tables.name("adopted"),
+            row.claims - 1
+        ));
+        sql.bind_text(&self.name).push(" AND row_id = ").bind_text(&row.id);
+        sql
     }
 
     /// The state to which a row goes back that is not sent.
