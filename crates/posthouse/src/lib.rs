@@ -59,6 +59,7 @@
 //!
 //! - Publishing: [`Outbox`], [`Message`], [`Event`] for typed events, [`Tx`], [`Outbox::transaction`].
 //! - The declarative way: `#[posthouse::transactional]`, explained in the module `transactional` (feature `macros`).
+//! - Several databases and tables: [`Router`] says where a key belongs.
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
@@ -86,6 +87,7 @@ pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
+mod router;
 mod settings;
 pub mod store;
 #[cfg(feature = "testing")]
@@ -111,6 +113,7 @@ pub use relay::{
     AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedStats, AdoptedTableStats, BreakerState, DestinationStats, Relay,
     RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome,
 };
+pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{
     Adopted, AdoptedNotify, AdoptedPayload, AdoptedPreset, AdoptedState, CloudEvents, CloudEventsMode, ExchangeType, Group,
     Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry, Route, StateCode, Trigger,

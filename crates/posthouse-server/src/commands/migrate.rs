@@ -10,7 +10,7 @@ use crate::output::{self, clean};
 
 pub(crate) async fn run(global: &Global, print: bool) -> Result<(), Failure> {
     let config = load(global)?;
-    let databases = config.databases.iter().map(|(name, d)| Database::open_or_create(name, d)).collect::<Result<Vec<_>, _>>()?;
+    let databases = config.sources().iter().map(|(name, d)| Database::open_or_create(name, d)).collect::<Result<Vec<_>, _>>()?;
     if print {
         let sql = databases.iter().map(|d| (&d.name, d.migration_sql()));
         if global.json {

@@ -25,11 +25,10 @@ fn load(global: &Global) -> Result<Config, Failure> {
 
 /// The database that a command works on, where it can only be one.
 fn one_database(config: &Config) -> Result<Database, Failure> {
-    let mut all = config.databases.iter();
-    match (all.next(), all.next()) {
-        (Some((name, database)), None) => Database::open(name, database),
-        _ => {
-            let names: Vec<&str> = config.databases.keys().map(String::as_str).collect();
+    match config.sources().as_slice() {
+        [(name, database)] => Database::open(name, database),
+        several => {
+            let names: Vec<&str> = several.iter().map(|(name, _)| name.as_str()).collect();
             Err(Failure::usage(format!(
                 "several databases are configured: {}; choose one with --database NAME",
                 names.join(", ")

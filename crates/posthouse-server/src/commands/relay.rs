@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use posthouse::{Relay, RelayBuilder};
+use posthouse::{AdoptedRelayBuilder, Relay, RelayBuilder};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -14,7 +14,7 @@ use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, redact_url};
 use crate::database::Database;
 use crate::failure::Failure;
-use crate::http::{Served, ServedRelay, router};
+use crate::http::{Served, ServedAdopted, ServedRelay, router};
 use crate::output::{self, clean, count};
 
 /// How long answers over HTTP may take to finish once the relays have stopped.
@@ -30,7 +30,7 @@ pub(crate) async fn run(global: &Global, args: RelayArgs) -> Result<(), Failure>
         }
         return Ok(());
     }
-    let databases = config.databases.iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
+    let databases = config.sources().iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
     if args.check {
         return check(global, &config, &databases).await;
     }
@@ -49,10 +49,33 @@ fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure
     Ok(builder)
 }
 
+/// The scans of adopted tables: each mapping in each of its databases. Of a database with several sets of Posthouse's own tables
+/// the first one keeps the claims.
+fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<(&'d Database, String, AdoptedRelayBuilder)>, Failure> {
+    let mut out = Vec::new();
+    for (name, mapping) in &config.adopted {
+        for database in config.databases.keys().filter(|d| mapping.databases.is_empty() || mapping.databases.contains(d)) {
+            let first = |d: &&Database| d.name == *database || d.name.starts_with(&format!("{database}/"));
+            let Some(database) = databases.iter().find(first) else { continue };
+            let mut builder = database.adopted(name, mapping).settings(config.relay.clone());
+            for (transport, settings) in &config.transports {
+                let built = settings.build().map_err(|e| Failure::of(&format!("transport {transport:?}"), &e))?;
+                builder = builder.transport(transport, built);
+            }
+            for (destination, route) in &config.routes {
+                builder = builder.route(destination, route.clone());
+            }
+            out.push((database, name.clone(), builder));
+        }
+    }
+    Ok(out)
+}
+
 async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Result<(), Failure> {
     // Installed first, so that a signal during the start is not lost.
     let mut signals = Signals::new()?;
     let builders = databases.iter().map(|d| builder(config, d)).collect::<Result<Vec<_>, _>>()?;
+    let adopted = adopted(config, databases)?;
     let listen = config.server.listen;
     let listener = TcpListener::bind(listen)
         .await
@@ -66,6 +89,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         settings: config.relay.clone(),
         routes: config.leads(),
         databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
+        adopted: adopted.iter().map(|(database, name, _)| ServedAdopted::new(&database.name, name)).collect(),
         draining: AtomicBool::new(false),
     });
     let (end, ended) = oneshot::channel::<()>();
@@ -83,7 +107,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
     });
 
     let result = tokio::select! {
-        started = start(databases, builders, &served) => match started {
+        started = start(databases, builders, adopted, &served) => match started {
             Ok(()) => {
                 signals.next().await;
                 Ok(())
@@ -94,11 +118,15 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
     };
     served.draining.store(true, Ordering::Relaxed);
     let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
+    let scans: Vec<_> = served.adopted.iter().filter_map(|a| a.take()).collect();
     if !relays.is_empty() {
         tracing::info!(deadline = ?drain, "stopping: what is in flight is finished; a second signal stops at once");
     }
     tokio::select! {
-        _ = futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(drain))) => {}
+        _ = futures_util::future::join(
+            futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(drain))),
+            futures_util::future::join_all(scans.into_iter().map(|s| s.shutdown(drain))),
+        ) => {}
         () = signals.next() => {
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
@@ -115,14 +143,26 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
 }
 
 /// Starts all side by side: one whose database is slow or down doesn't hold up the others.
-async fn start(databases: &[Database], builders: Vec<RelayBuilder>, served: &Served) -> Result<(), Failure> {
+async fn start(
+    databases: &[Database],
+    builders: Vec<RelayBuilder>,
+    adopted: Vec<(&Database, String, AdoptedRelayBuilder)>,
+    served: &Served,
+) -> Result<(), Failure> {
     let starting = databases.iter().zip(builders).zip(&served.databases).map(|((database, builder), place)| async move {
         let relay = builder.start().await.map_err(|e| database.failure(&e))?;
         place.started(relay);
         tracing::info!(database = database.name, url = database.shown, "relay started");
         Ok(())
     });
-    let failures = futures_util::future::join_all(starting).await.into_iter().filter_map(Result::err);
+    let scans = adopted.into_iter().zip(&served.adopted).map(|((database, name, builder), place)| async move {
+        place.started(builder.start().await.map_err(|e| database.failure(&e))?);
+        tracing::info!(database = database.name, adopted = name, "adopted tables are scanned");
+        Ok(())
+    });
+    let (relays, scans) =
+        futures_util::future::join(futures_util::future::join_all(starting), futures_util::future::join_all(scans)).await;
+    let failures = relays.into_iter().chain(scans).filter_map(Result::err);
     failures.reduce(Failure::and).map_or(Ok(()), Err)
 }
 
@@ -191,14 +231,36 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
         }
         told.push(line);
     }
+    let mut coverage = Vec::new();
+    for (database, name, builder) in adopted(config, databases)? {
+        let mut line = json!({ "name": name, "database": database.name });
+        match builder.check().await {
+            Ok(found) => {
+                line["connections"] = found.connections.into();
+                line["tables"] = found.tables.into();
+                line["gaps"] = found.gaps.into();
+                line["differences"] = found.differences.into();
+                line["missing_indexes"] = found.missing_indexes.into();
+            }
+            Err(e) => {
+                let e = database.failure(&e);
+                line["error"] = e.text.clone().into();
+                failure = Some(match failure {
+                    None => e,
+                    Some(other) => other.and(e),
+                });
+            }
+        }
+        coverage.push(line);
+    }
     if global.json {
         output::json(&json!({
-            "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
+            "ok": failure.is_none(), "adopted": coverage, "relay": config.shown()["relay"], "listen": config.server.listen,
             "databases": told, "routes": config.shown()["routes"], "transports": config.shown()["transports"],
             "brokers_checked": false,
         }));
     } else {
-        checked(config, &told, failure.is_none());
+        checked(config, &told, &coverage, failure.is_none());
     }
     match failure {
         None => Ok(()),
@@ -206,7 +268,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
     }
 }
 
-fn checked(config: &Config, databases: &[Value], good: bool) {
+fn checked(config: &Config, databases: &[Value], adopted: &[Value], good: bool) {
     let relay = &config.relay;
     let time = humantime::format_duration;
     output::say(&format!("configuration  {}", config.file.as_ref().map_or("(none)".into(), |f| f.display().to_string())));
@@ -231,6 +293,24 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
         table.add_row([text("name"), text("url"), text("schema_version"), text("houses"), text("connections")]);
     }
     output::print_table(table);
+
+    for source in adopted {
+        let list = |key: &str| -> Vec<String> {
+            source[key].as_array().into_iter().flatten().filter_map(Value::as_str).map(|text| clean(text).into_owned()).collect()
+        };
+        let at = |key: &str| clean(source[key].as_str().unwrap_or("-")).into_owned();
+        output::say(&format!("\nadopted {} in {}: {}", at("name"), at("database"), count(list("tables").len(), "table")));
+        for (what, key) in [
+            ("table", "tables"),
+            ("missing in the numbering", "gaps"),
+            ("columns differ", "differences"),
+            ("no index fits, its owner should run", "missing_indexes"),
+        ] {
+            for text in list(key) {
+                output::say(&format!("  {what}: {text}"));
+            }
+        }
+    }
 
     output::say("");
     let mut table = output::table(&["transport", "kind", "addresses", "reaches"]);
@@ -262,7 +342,8 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
         output::print_table(table);
     }
     if good {
-        let connections: u64 = databases.iter().filter_map(|d| d["connections"].as_u64()).sum();
+        let relays: u64 = databases.iter().filter_map(|d| d["connections"].as_u64()).sum();
+        let connections = relays + adopted.iter().filter_map(|a| a["connections"].as_u64()).sum::<u64>();
         output::say(&format!(
             "\nok: {} and {}; one instance uses {}",
             count(databases.len(), "database"),

@@ -1,9 +1,9 @@
 //! How settings relate to each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use posthouse::transport::Transport;
-use posthouse::{Ordering, Route};
+use posthouse::{Adopted, Ordering, Route};
 use url::Url;
 
 use super::problem::{Problem, join};
@@ -41,6 +41,9 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
             address(&at, name, route, config, walk, &mut made, &mut found);
         }
     }
+    for (name, mapping) in &config.adopted {
+        adopted(&join("adopted", name), mapping, config, walk, &mut found);
+    }
     if config.relay.default_route.ordering == Ordering::Pipelined {
         let path = "relay.default_route.ordering";
         let reason = "can't hold for every address: the transport \"http\" can't keep a key's messages in order this way";
@@ -49,10 +52,18 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
     }
     let mut seen = BTreeMap::new();
     for (name, database) in &config.databases {
-        self::database(&join("databases", name), database, &walk.shown, &mut found);
-        if let Ok(target) = Target::parse(&database.url) {
-            let same = (target.identity(), database.schema.clone().or_else(|| target.default_schema()), database.prefix.clone());
-            if let Some(other) = seen.insert(same, name) {
+        let at = join("databases", name);
+        if name.contains('/') {
+            let reason = "the name must not contain '/', which stands between a database and the prefix of its tables";
+            found.push(Problem::new(&at, None, reason));
+        }
+        self::database(&at, database, &walk.shown, &mut found);
+        let Ok(target) = Target::parse(&database.url) else { continue };
+        for prefix in database.prefixes() {
+            let same = (target.identity(), database.schema.clone().or_else(|| target.default_schema()), prefix.clone());
+            if let Some(other) = seen.insert(same, name)
+                && other != name
+            {
                 let reason =
                     format!("has the same tables as {}: their messages would be sent twice over", join("databases", other));
                 found.push(
@@ -71,6 +82,38 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
         );
     }
     walk.problems.extend(found);
+}
+
+/// What is wrong with one mapping of adopted tables.
+fn adopted(at: &str, mapping: &Adopted, config: &Config, walk: &Walk<'_>, out: &mut Vec<Problem>) {
+    told(mapping.problems(), at, walk, out);
+    told(mapping.problems_beside(&config.relay), at, walk, out);
+    let path = join(at, "databases");
+    let shown = walk.shown.get(&path).cloned();
+    let known: Vec<&str> = config.databases.keys().map(String::as_str).collect();
+    for name in &mapping.databases {
+        if !known.contains(&name.as_str()) {
+            let meant = suggest(name, known.iter().copied()).map(|m| format!("; did you mean {m:?}?")).unwrap_or_default();
+            let problem = Problem::new(&path, shown.clone(), format!("there is no database {name:?}{meant}"));
+            out.push(problem.fix(format!("the databases are {}", known.join(", "))));
+        }
+    }
+    let meant = |name: &&String| mapping.databases.is_empty() || mapping.databases.contains(name);
+    for name in config.databases.keys().filter(meant) {
+        if matches!(config.databases.get(name).map(|d| Target::parse(&d.url)), Some(Ok(Target::Sqlite(_)))) {
+            let reason = format!("{name:?} is SQLite, which locks whole files and no single rows");
+            let fix = "name databases of MySQL, MariaDB or PostgreSQL";
+            out.push(Problem::new(&path, shown.clone(), reason).fix(fix));
+        }
+    }
+    // One that is the same for all rows can be judged now.
+    let path = join(at, "destination");
+    if let Some(to) = mapping.complete().destination.filter(|to| !to.contains(['{', '}']))
+        && !walk.broken.contains(to.split_once(':').map_or("", |(scheme, _)| scheme))
+        && let Err(why) = destination(&to, config)
+    {
+        out.push(Problem::new(&path, walk.shown.get(&path).cloned(), why));
+    }
 }
 
 /// Whether a key (or one that this may have been meant to be) was wrong itself.
@@ -250,8 +293,22 @@ pub(super) fn database(at: &str, database: &DatabaseConfig, shown: &BTreeMap<Str
         }
         Ok(_) => {}
     }
-    for (key, name, longest) in [("prefix", Some(&database.prefix), 32), ("schema", database.schema.as_ref(), 63)] {
-        let Some(name) = name else { continue };
+    if let Some(tables) = &database.tables {
+        if shown.contains_key(&join(at, "prefix")) {
+            out.push(Problem::new(path("prefix"), written("prefix"), "is one of tables, where that is given").fix("remove it"));
+        }
+        if tables.is_empty() {
+            let fix = "tables = [\"a_\", \"b_\"], or remove it for one set of tables";
+            out.push(Problem::new(path("tables"), written("tables"), "must name at least one prefix").fix(fix));
+        }
+        let mut named = BTreeSet::new();
+        if let Some(twice) = tables.iter().find(|prefix| !named.insert(*prefix)) {
+            out.push(Problem::new(path("tables"), written("tables"), format!("names {twice:?} twice")));
+        }
+    }
+    let prefixes =
+        database.prefixes().iter().map(|prefix| (if database.tables.is_some() { "tables" } else { "prefix" }, prefix, 32));
+    for (key, name, longest) in prefixes.chain(database.schema.iter().map(|schema| ("schema", schema, 63))) {
         let first = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b == b'_');
         let rest = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
         if !first || !rest || name.len() > longest {

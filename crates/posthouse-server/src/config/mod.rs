@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use posthouse::{RelaySettings, Route};
+use posthouse::{Adopted, RelaySettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -44,6 +44,8 @@ pub(crate) struct Config {
     /// By scheme.
     pub(crate) transports: BTreeMap<String, TransportConfig>,
     pub(crate) routes: BTreeMap<String, Route>,
+    /// Tables of other applications, by the name of their mapping.
+    pub(crate) adopted: BTreeMap<String, Adopted>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
 }
@@ -53,6 +55,11 @@ impl Config {
     pub(crate) fn leads(&self) -> BTreeMap<String, String> {
         let to = |name: &String, route: &Route| redact_url(if route.to.is_empty() { name } else { &route.to });
         self.routes.iter().map(|(name, route)| (name.clone(), to(name, route))).collect()
+    }
+
+    /// Every set of tables, by name: a database that has one goes by its own name, of others each is `database/prefix`.
+    pub(crate) fn sources(&self) -> Vec<(String, DatabaseConfig)> {
+        self.databases.iter().flat_map(|(name, database)| database.sources(name)).collect()
     }
 
     /// Whether a transport goes through a broker.
@@ -67,6 +74,9 @@ pub(crate) struct DatabaseConfig {
     pub(crate) url: String,
     #[serde(default = "prefix")]
     pub(crate) prefix: String,
+    /// The prefixes of several sets of tables. None: there is one, `prefix`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tables: Option<Vec<String>>,
     pub(crate) schema: Option<String>,
     pub(crate) houses: Option<u16>,
 }
@@ -86,7 +96,18 @@ impl std::fmt::Debug for DatabaseConfig {
 
 impl DatabaseConfig {
     fn of_url(url: String) -> Self {
-        Self { url, prefix: prefix(), schema: None, houses: None }
+        Self { url, prefix: prefix(), tables: None, schema: None, houses: None }
+    }
+
+    /// The prefix of each set of tables.
+    pub(crate) fn prefixes(&self) -> &[String] {
+        self.tables.as_deref().unwrap_or(std::slice::from_ref(&self.prefix))
+    }
+
+    fn sources(&self, name: &str) -> Vec<(String, Self)> {
+        let Some(tables) = &self.tables else { return vec![(name.to_owned(), self.clone())] };
+        let one = |prefix: &String| (format!("{name}/{prefix}"), Self { prefix: prefix.clone(), tables: None, ..self.clone() });
+        tables.iter().map(one).collect()
     }
 }
 
@@ -139,11 +160,13 @@ pub(crate) fn load(file: Option<&Path>, database: Option<&str>) -> Result<Config
         }
         config.databases = BTreeMap::from([(ONLY.to_owned(), only)]);
     } else if let Some(name) = database {
-        let Some(chosen) = config.databases.remove(name) else {
-            let known: Vec<&str> = config.databases.keys().map(String::as_str).collect();
+        let sources = config.sources().into_iter().find(|(source, _)| source == name);
+        let Some((name, chosen)) = config.databases.remove_entry(name).or(sources) else {
+            let known: Vec<String> = config.sources().into_iter().map(|(source, _)| source).collect();
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
             return Err(Failure::usage(no_database(name, &known, file.as_deref())));
         };
-        config.databases = BTreeMap::from([(name.to_owned(), chosen)]);
+        config.databases = BTreeMap::from([(name, chosen)]);
     }
     if config.databases.is_empty() {
         let place = match &file {
@@ -203,10 +226,11 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
             url
         });
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
+    let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
     let listen_shown = walk.shown.get("server.listen").cloned();
     let server = server(&mut walk, table.remove("server"), listen_shown);
-    let config = Config { file: None, databases, transports, routes, relay, server };
+    let config = Config { file: None, databases, transports, routes, adopted, relay, server };
     check::relations(&config, &mut walk);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
 }

@@ -174,6 +174,16 @@ fn databases_are_checked() {
         ("[databases.a]\nurl = \"sqlite:///x.db\"\nschema = \"s\"", "databases.a.schema", "no schemas"),
         ("[databases.a]\nurl = \"postgres://h/d\"\nschema = \"a;drop\"", "databases.a.schema", "a-z, 0-9 and _"),
         ("[databases.a]\nurl = \"postgres://h/d\"\nhouses = 4097", "databases.a.houses", "must be 1 to 4096"),
+        ("[databases.a]\nurl = \"postgres://h/d\"\ntables = []", "databases.a.tables", "at least one prefix"),
+        ("[databases.a]\nurl = \"postgres://h/d\"\ntables = [\"a_\", \"a_\"]", "databases.a.tables", "twice"),
+        ("[databases.a]\nurl = \"postgres://h/d\"\ntables = [\"a_\", \"B\"]", "databases.a.tables", "a-z, 0-9 and _"),
+        ("[databases.a]\nurl = \"postgres://h/d\"\nprefix = \"p_\"\ntables = [\"a_\"]", "databases.a.prefix", "one of tables"),
+        ("[databases.\"a/b\"]\nurl = \"postgres://h/d\"", "databases.\"a/b\"", "must not contain '/'"),
+        (
+            "[databases.a]\nurl = \"postgres://h/d\"\ntables = [\"a_\"]\n[databases.b]\nurl = \"postgres://h/d\"\nprefix = \"a_\"",
+            "databases.b",
+            "same tables",
+        ),
     ] {
         let found = problems(text);
         assert_eq!(found.len(), 1, "{found:?}");

@@ -5,6 +5,7 @@ mod config;
 mod demo;
 mod destinations;
 mod inbox;
+mod many;
 mod relay;
 mod support;
 mod transports;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{OnExhausted, Retry};
+use super::{OnExhausted, RelaySettings, Retry};
 
 /// Which columns of another application's table say what, so that Posthouse can send its rows beside that application.
 ///
@@ -488,22 +488,26 @@ impl Adopted {
         }
         out
     }
+    /// What is wrong with these settings beside those of the relay, each with the field's path.
+    pub fn problems_beside(&self, relay: &RelaySettings) -> Vec<(String, String)> {
+        let lease = self.lease();
+        let least = (relay.send_timeout + relay.lease_margin).mul_f64(1.5);
+        if lease >= least {
+            return Vec::new();
+        }
+        let why = format!("{lease:?}, must be at least 1.5 × (relay.send_timeout + relay.lease_margin), which is {least:?}");
+        vec![("lease".into(), why)]
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease.unwrap_or(Duration::from_secs(30))
+    }
 }
 
 #[cfg(feature = "relay")]
 impl Adopted {
-    /// What is wrong with the lease beside the relay's settings.
-    pub(crate) fn lease_problem(&self, send_timeout: Duration, margin: Duration) -> Option<(String, String)> {
-        let lease = self.lease();
-        let least = (send_timeout + margin).mul_f64(1.5);
-        (lease < least).then(|| {
-            let why = format!("{lease:?}, must be at least 1.5 × (relay.send_timeout + relay.lease_margin), which is {least:?}");
-            ("lease".to_owned(), why)
-        })
-    }
-
-    pub(crate) fn lease(&self) -> Duration {
-        self.lease.unwrap_or(Duration::from_secs(30))
+    pub(crate) fn claim_lease(&self) -> Duration {
+        self.lease()
     }
 
     pub(crate) fn interval(&self) -> Duration {

@@ -74,7 +74,7 @@ impl Line {
 
 pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     let config = load(global)?;
-    let databases = config.databases.iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
+    let databases = config.sources().iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
     let address = ask::reachable(config.server.listen);
     let counted = futures_util::future::join_all(databases.iter().map(backlog));
     let (live, counted) = tokio::join!(ask::relay(address), counted);

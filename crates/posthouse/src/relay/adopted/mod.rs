@@ -137,7 +137,7 @@ impl AdoptedRelayBuilder {
         let mut problems = settings.problems();
         let at = |(field, why): (String, String)| (format!("adopted.{name}.{field}"), why);
         problems.extend(mapping.problems().into_iter().map(at));
-        problems.extend(mapping.lease_problem(settings.send_timeout, settings.lease_margin).map(at));
+        problems.extend(mapping.problems_beside(&settings).into_iter().map(at));
         let store = store(settings.database_timeout);
         if store.is_none() {
             let why = "SQLite locks whole files and no single rows; tables are adopted in MySQL, MariaDB and PostgreSQL";
@@ -205,7 +205,8 @@ impl Shared {
             let lines: Vec<String> = problems.iter().map(|p| format!("adopted.{}.{p}", self.name)).collect();
             return Err(Error::Config(lines.join("\n")));
         }
-        let coverage = AdoptedCoverage { tables, gaps, differences, missing_indexes: indexes };
+        let connections = self.store.connections();
+        let coverage = AdoptedCoverage { connections, tables, gaps, differences, missing_indexes: indexes };
         let mut stats = self.stats();
         if stats.coverage != coverage {
             tracing::info!(source = self.name, tables = coverage.tables.join(", "), "adopted tables");

@@ -282,7 +282,7 @@ impl Pass<'_> {
 
     /// Claims these rows; how many it were. A conflict with the owner's transactions is tried again.
     async fn claim_ids(&mut self, ids: &[String], suspects: bool) -> Result<usize, Error> {
-        let claim = Claim { owner: self.shared.owner.clone(), lease: self.shared.mapping.lease(), suspects };
+        let claim = Claim { owner: self.shared.owner.clone(), lease: self.shared.mapping.claim_lease(), suspects };
         let mut tries = 0;
         let (taken, asked) = loop {
             let asked = Instant::now();
@@ -307,7 +307,7 @@ impl Pass<'_> {
         let claimed = taken.rows.len();
         self.counts.messages += claimed as u64;
         for row in taken.rows {
-            self.hold(row, asked + self.shared.mapping.lease());
+            self.hold(row, asked + self.shared.mapping.claim_lease());
         }
         Ok(claimed)
     }
@@ -517,7 +517,7 @@ impl Pass<'_> {
         if rows.is_empty() {
             return;
         }
-        let owner = (self.shared.owner.as_str(), self.shared.mapping.lease());
+        let owner = (self.shared.owner.as_str(), self.shared.mapping.claim_lease());
         match self.shared.store.settle(self.source, owner, &rows, patient).await {
             Ok(settled) => {
                 self.write_failures = 0;
@@ -544,7 +544,7 @@ impl Pass<'_> {
                 };
                 for number in given_up {
                     self.held.remove(&number);
-                    self.error.get_or_insert(Error::Timeout { what: "write-back", after: self.shared.mapping.lease() });
+                    self.error.get_or_insert(Error::Timeout { what: "write-back", after: self.shared.mapping.claim_lease() });
                 }
             }
         }
@@ -581,7 +581,7 @@ impl Pass<'_> {
 
     /// Renews the claims on all rows that are held, each third of a lease.
     async fn renew(&mut self) {
-        let lease = self.shared.mapping.lease();
+        let lease = self.shared.mapping.claim_lease();
         let now = Instant::now();
         let needed = self.shared.settings.send_timeout + self.shared.settings.lease_margin;
         // Those that wait so long that what is left does not cover a send, too.

@@ -53,6 +53,8 @@ pub struct AdoptedTableStats {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdoptedCoverage {
+    /// Connections that scanning them opens at most.
+    pub connections: u32,
     /// The tables, by name.
     pub tables: Vec<String>,
     /// Names that are missing in their numbering.

@@ -4,12 +4,14 @@
 pub(crate) mod broker;
 pub(crate) mod certificates;
 pub(crate) mod proxy;
+mod waste;
 
 use std::time::{Duration, Instant};
 
 use posthouse::Outbox;
 use posthouse::store::{Backend, MessageFilter, MessageRow, Store};
 use sqlx::{AssertSqlSafe, MySqlPool, PgPool, SqlitePool};
+use waste::Waste;
 
 /// How long a test waits for something that should happen soon. Wide: the machine may be busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -117,8 +119,9 @@ impl TestDb for Postgres {
     const BIGINT: &'static str = "bigint";
 
     async fn place() -> Place<Self::Db> {
-        let url = server_url("POSTHOUSE_TEST_POSTGRES_URL");
-        Place { pool: Self::connect(&url).await, url, schema: Some(fresh_name()) }
+        let (url, name) = (server_url("POSTHOUSE_TEST_POSTGRES_URL"), fresh_name());
+        waste::later(Waste::Schema { url: url.clone(), name: name.clone() });
+        Place { pool: Self::connect(&url).await, url, schema: Some(name) }
     }
 
     async fn connect(url: &str) -> PgPool {
@@ -140,6 +143,7 @@ impl TestDb for MySql {
         let name = fresh_name();
         let admin = MySqlPool::connect(&server).await.expect("mysql");
         Self::execute(&admin, format!("CREATE DATABASE {name}")).await;
+        waste::later(Waste::Database { server: server.clone(), name: name.clone() });
         let (base, _) = server.rsplit_once('/').expect("a URL with a database");
         let url = format!("{base}/{name}");
         Place { pool: Self::connect(&url).await, url, schema: None }
@@ -162,6 +166,7 @@ impl TestDb for Sqlite {
     async fn place() -> Place<Self::Db> {
         let path = std::env::temp_dir().join(format!("posthouse-{}.sqlite", fresh_name()));
         let url = format!("sqlite://{}?mode=rwc", path.display());
+        waste::later(Waste::File(path));
         Place { pool: Self::connect(&url).await, url, schema: None }
     }
 
