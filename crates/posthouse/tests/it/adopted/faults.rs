@@ -6,14 +6,15 @@ use posthouse::transport::Delivery;
 use posthouse::{Route, RunEnd};
 
 use super::{Answers, add, count, jobs, mapping, on_both, once, own, relay, scanned};
-use crate::relay::{Log, Recorder, quick};
+use crate::relay::{Log, Recorder};
 use crate::support::{SOON, TestDb, wait_for};
 
 on_both!(
     a_relay_that_dies_before_its_write_back_loses_nothing,
     a_row_that_kills_its_process_ends_failed_and_takes_no_other_along,
     claims_are_renewed_while_a_slow_receiver_answers,
-    shutdown_gives_back_what_was_not_sent
+    shutdown_gives_back_what_was_not_sent,
+    an_outcome_is_not_written_over_somebody_elses_claim
 );
 
 /// Never answers; the process dies first.
@@ -72,6 +73,8 @@ async fn a_row_that_kills_its_process_ends_failed_and_takes_no_other_along<T: Te
                 let deadly = death == 1 || d.message().payload == b"deadly";
                 async move {
                     if !deadly {
+                        // Long enough to be under way when the other one kills the process, if it were sent beside it.
+                        tokio::time::sleep(Duration::from_millis(200)).await;
                         return d.delivered();
                     }
                     std::mem::forget(d);
@@ -152,5 +155,35 @@ async fn shutdown_gives_back_what_was_not_sent<T: TestDb>() {
     assert_eq!((outcome.counts.messages, outcome.end), (0, RunEnd::Stopped));
     assert_eq!(once(&two).await.end, RunEnd::Done);
     assert_eq!((log.len(), log.distinct()), (30, 30));
-    let _ = quick();
+}
+
+async fn an_outcome_is_not_written_over_somebody_elses_claim<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let table = jobs::<T>(&outbox).await;
+    add::<T>(&outbox, &table, &[("1", "a", "x")]).await;
+    let (log, answer) = (Log::default(), std::sync::Arc::new(tokio::sync::Notify::new()));
+    let late = {
+        let (log, answer) = (log.clone(), answer.clone());
+        Answers(move |d: Delivery| {
+            log.add(&d);
+            let answer = answer.clone();
+            async move {
+                answer.notified().await;
+                d.delivered();
+            }
+        })
+    };
+    let relay = relay::<T>(&outbox, &mapping(), late).continuous(false).start().await.unwrap();
+    let (outcome, ()) = tokio::join!(once(&relay), async {
+        log.wait_len(1).await;
+        // As another relay does when it takes a claim that has run out.
+        let own = outbox.tables().name("adopted");
+        T::execute(outbox.pool(), format!("UPDATE {own} SET owner = 'another', version = version + 1")).await;
+        answer.notify_one();
+    });
+    assert_eq!((outcome.counts.messages, outcome.counts.delivered), (1, 0), "{outcome:?}");
+    assert_eq!(relay.stats().tables["job"].stale, 1);
+    assert_eq!(count::<T>(&outbox, &table, "state = 1").await, 1);
+    assert_eq!(own::<T>(&outbox, "owner = 'another'").await, 1);
+    relay.shutdown(Duration::from_secs(5)).await;
 }
