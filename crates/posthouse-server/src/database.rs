@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use posthouse::inbox::Inbox;
 use posthouse::store::{Backend, InboxStore, Store};
-use posthouse::{Error, InboxSettings, Message, MessageId, Outbox, Relay, RelayBuilder};
+use posthouse::{
+    Adopted, AdoptedRelay, AdoptedRelayBuilder, Error, InboxSettings, Message, MessageId, Outbox, Relay, RelayBuilder,
+};
 use sqlx::Connection;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::pool::PoolOptions;
@@ -91,6 +93,7 @@ trait AnyOutbox: fmt::Debug + Send + Sync {
     fn migration_sql(&self) -> String;
     fn publish(&self, message: Message) -> BoxFuture<'_, Result<MessageId, Error>>;
     fn relay(&self) -> RelayBuilder;
+    fn adopted(&self, name: &str, mapping: &Adopted) -> AdoptedRelayBuilder;
     fn store(&self, deadline: Duration) -> Arc<dyn Store>;
     fn inbox(&self, deadline: Duration) -> Result<Arc<dyn InboxStore>, Error>;
 }
@@ -120,6 +123,10 @@ impl<DB: Backend> AnyOutbox for Outbox<DB> {
 
     fn relay(&self) -> RelayBuilder {
         Relay::builder(self)
+    }
+
+    fn adopted(&self, name: &str, mapping: &Adopted) -> AdoptedRelayBuilder {
+        AdoptedRelay::builder(self, name, mapping.clone())
     }
 
     fn store(&self, deadline: Duration) -> Arc<dyn Store> {
@@ -201,6 +208,11 @@ impl Database {
             Some(houses) => builder.expect_houses(houses),
             None => builder,
         }
+    }
+
+    /// Scans of tables of other applications in this database, still without transports and routes.
+    pub(crate) fn adopted(&self, name: &str, mapping: &Adopted) -> AdoptedRelayBuilder {
+        self.outbox.adopted(name, mapping)
     }
 
     /// A store for one command.

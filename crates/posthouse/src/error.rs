@@ -80,7 +80,7 @@ impl Error {
     }
 
     /// [`kind`](Self::kind) of an error of the database that isn't wrapped yet.
-    #[cfg(feature = "inbox")]
+    #[cfg(any(feature = "inbox", feature = "relay"))]
     pub(crate) fn kind_of(e: &sqlx::Error) -> ErrorKind {
         database_kind(e)
     }

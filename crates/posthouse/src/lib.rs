@@ -112,13 +112,14 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{
-    BreakerState, DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome,
-    RunReport, Uncovered,
+    AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedStats, AdoptedTableStats, BreakerState, DestinationStats,
+    GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome, RunReport, Uncovered,
 };
 pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{
-    CloudEvents, CloudEventsMode, ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType,
-    RabbitMqRoute, RelaySettings, Retry, Route, Trigger, WhenBusy,
+    Adopted, AdoptedNotify, AdoptedPayload, AdoptedPreset, AdoptedState, CloudEvents, CloudEventsMode, ExchangeType, Group,
+    Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry, Route, StateCode, Trigger,
+    WhenBusy,
 };
 #[cfg(feature = "inbox")]
 pub use settings::{ConsumerOrder, ConsumerSettings, IdFrom, InboxSettings, MissingId};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use posthouse::{Relay, RelayBuilder};
+use posthouse::{AdoptedRelayBuilder, Relay, RelayBuilder};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -15,7 +15,7 @@ use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, redact_url};
 use crate::database::Database;
 use crate::failure::Failure;
-use crate::http::{Served, ServedRelay, router};
+use crate::http::{Served, ServedAdopted, ServedRelay, router};
 use crate::output::{self, clean, count};
 
 /// How long answers over HTTP may take to finish once the relays have stopped.
@@ -53,10 +53,33 @@ fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure
     Ok(builder)
 }
 
+/// The scans of adopted tables: each mapping in each of its databases. Of a database with several sets of Posthouse's own tables
+/// the first one keeps the claims.
+fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<(&'d Database, String, AdoptedRelayBuilder)>, Failure> {
+    let mut out = Vec::new();
+    for (name, mapping) in &config.adopted {
+        for database in config.databases.keys().filter(|d| mapping.databases.is_empty() || mapping.databases.contains(d)) {
+            let first = |d: &&Database| d.name == *database || d.name.starts_with(&format!("{database}/"));
+            let Some(database) = databases.iter().find(first) else { continue };
+            let mut builder = database.adopted(name, mapping).settings(config.relay.clone());
+            for (transport, settings) in &config.transports {
+                let built = settings.build().map_err(|e| Failure::of(&format!("transport {transport:?}"), &e))?;
+                builder = builder.transport(transport, built);
+            }
+            for (destination, route) in &config.routes {
+                builder = builder.route(destination, route.clone());
+            }
+            out.push((database, name.clone(), builder));
+        }
+    }
+    Ok(out)
+}
+
 async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Result<(), Failure> {
     // Installed first, so that a signal during the start is not lost.
     let mut signals = Signals::new()?;
     let builders = databases.iter().map(|d| builder(config, d)).collect::<Result<Vec<_>, _>>()?;
+    let adopted = adopted(config, databases)?;
     let listen = config.server.listen;
     let listener = TcpListener::bind(listen)
         .await
@@ -70,6 +93,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         settings: config.relay.clone(),
         routes: config.leads(),
         databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
+        adopted: adopted.iter().map(|(database, name, _)| ServedAdopted::new(&database.name, name)).collect(),
         draining: AtomicBool::new(false),
     });
     let (end, ended) = oneshot::channel::<()>();
@@ -88,7 +112,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
 
     let mut executor = Executor::none();
     let started = async {
-        start(databases, builders, &served).await?;
+        start(databases, builders, adopted, &served).await?;
         executor = Executor::start(config, &served).await?;
         Ok(())
     };
@@ -129,8 +153,13 @@ async fn stop(served: &Served, executor: Executor, drain: Duration) {
     // Its runs are runs of the relays.
     executor.end_runs(deadline).await;
     let relays: Vec<Relay> = served.databases.iter().filter_map(|d| d.take()).collect();
+    let scans: Vec<_> = served.adopted.iter().filter_map(|a| a.take()).collect();
     let left = deadline.saturating_duration_since(Instant::now());
-    tokio::join!(futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(left))), executor.shutdown());
+    tokio::join!(
+        futures_util::future::join_all(relays.into_iter().map(|r| r.shutdown(left))),
+        futures_util::future::join_all(scans.into_iter().map(|s| s.shutdown(left))),
+        executor.shutdown()
+    );
 }
 
 /// The executor for an XXL-JOB admin, where there is one.
@@ -181,14 +210,26 @@ impl Executor {
 }
 
 /// Starts all side by side: one whose database is slow or down doesn't hold up the others.
-async fn start(databases: &[Database], builders: Vec<RelayBuilder>, served: &Served) -> Result<(), Failure> {
+async fn start(
+    databases: &[Database],
+    builders: Vec<RelayBuilder>,
+    adopted: Vec<(&Database, String, AdoptedRelayBuilder)>,
+    served: &Served,
+) -> Result<(), Failure> {
     let starting = databases.iter().zip(builders).zip(&served.databases).map(|((database, builder), place)| async move {
         let relay = builder.start().await.map_err(|e| database.failure(&e))?;
         place.started(relay);
         tracing::info!(database = database.name, url = database.shown, "relay started");
         Ok(())
     });
-    let failures = futures_util::future::join_all(starting).await.into_iter().filter_map(Result::err);
+    let scans = adopted.into_iter().zip(&served.adopted).map(|((database, name, builder), place)| async move {
+        place.started(builder.start().await.map_err(|e| database.failure(&e))?);
+        tracing::info!(database = database.name, adopted = name, "adopted tables are scanned");
+        Ok(())
+    });
+    let (relays, scans) =
+        futures_util::future::join(futures_util::future::join_all(starting), futures_util::future::join_all(scans)).await;
+    let failures = relays.into_iter().chain(scans).filter_map(Result::err);
     failures.reduce(Failure::and).map_or(Ok(()), Err)
 }
 
@@ -257,14 +298,36 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
         }
         told.push(line);
     }
+    let mut coverage = Vec::new();
+    for (database, name, builder) in adopted(config, databases)? {
+        let mut line = json!({ "name": name, "database": database.name });
+        match builder.check().await {
+            Ok(found) => {
+                line["connections"] = found.connections.into();
+                line["tables"] = found.tables.into();
+                line["gaps"] = found.gaps.into();
+                line["differences"] = found.differences.into();
+                line["missing_indexes"] = found.missing_indexes.into();
+            }
+            Err(e) => {
+                let e = database.failure(&e);
+                line["error"] = e.text.clone().into();
+                failure = Some(match failure {
+                    None => e,
+                    Some(other) => other.and(e),
+                });
+            }
+        }
+        coverage.push(line);
+    }
     if global.json {
         output::json(&json!({
-            "ok": failure.is_none(), "relay": config.shown()["relay"], "listen": config.server.listen,
+            "ok": failure.is_none(), "adopted": coverage, "relay": config.shown()["relay"], "listen": config.server.listen,
             "databases": told, "groups": groups::planned(config), "routes": config.shown()["routes"], "transports": config.shown()["transports"],
             "xxl_job": config.shown()["xxl_job"], "brokers_checked": false,
         }));
     } else {
-        checked(config, &told, failure.is_none());
+        checked(config, &told, &coverage, failure.is_none());
     }
     match failure {
         None => Ok(()),
@@ -272,7 +335,7 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
     }
 }
 
-fn checked(config: &Config, databases: &[Value], good: bool) {
+fn checked(config: &Config, databases: &[Value], adopted: &[Value], good: bool) {
     let relay = &config.relay;
     let time = humantime::format_duration;
     output::say(&format!("configuration  {}", config.file.as_ref().map_or("(none)".into(), |f| f.display().to_string())));
@@ -304,6 +367,24 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
         table.add_row([text("name"), text("url"), text("schema_version"), text("houses"), text("connections")]);
     }
     output::print_table(table);
+
+    for source in adopted {
+        let list = |key: &str| -> Vec<String> {
+            source[key].as_array().into_iter().flatten().filter_map(Value::as_str).map(|text| clean(text).into_owned()).collect()
+        };
+        let at = |key: &str| clean(source[key].as_str().unwrap_or("-")).into_owned();
+        output::say(&format!("\nadopted {} in {}: {}", at("name"), at("database"), count(list("tables").len(), "table")));
+        for (what, key) in [
+            ("table", "tables"),
+            ("missing in the numbering", "gaps"),
+            ("columns differ", "differences"),
+            ("no index fits, its owner should run", "missing_indexes"),
+        ] {
+            for text in list(key) {
+                output::say(&format!("  {what}: {text}"));
+            }
+        }
+    }
 
     output::say("");
     let mut table = output::table(&["transport", "kind", "addresses", "reaches"]);
@@ -340,7 +421,8 @@ fn checked(config: &Config, databases: &[Value], good: bool) {
         output::print_table(table);
     }
     if good {
-        let connections: u64 = databases.iter().filter_map(|d| d["connections"].as_u64()).sum();
+        let relays: u64 = databases.iter().filter_map(|d| d["connections"].as_u64()).sum();
+        let connections = relays + adopted.iter().filter_map(|a| a["connections"].as_u64()).sum::<u64>();
         output::say(&format!(
             "\nok: {} and {}; one instance uses {}",
             count(databases.len(), "database"),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use posthouse::transport::Transport;
-use posthouse::{Ordering, Route};
+use posthouse::{Adopted, Ordering, Route};
 use url::Url;
 
 use super::problem::{Problem, join};
@@ -40,6 +40,9 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
         if !walk.problems.iter().any(|p| p.path == join(&at, "to")) {
             address(&at, name, route, config, walk, &mut made, &mut found);
         }
+    }
+    for (name, mapping) in &config.adopted {
+        adopted(&join("adopted", name), mapping, config, walk, &mut found);
     }
     if config.relay.default_route.ordering == Ordering::Pipelined {
         let path = "relay.default_route.ordering";
@@ -79,6 +82,38 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
         );
     }
     walk.problems.extend(found);
+}
+
+/// What is wrong with one mapping of adopted tables.
+fn adopted(at: &str, mapping: &Adopted, config: &Config, walk: &Walk<'_>, out: &mut Vec<Problem>) {
+    told(mapping.problems(), at, walk, out);
+    told(mapping.problems_beside(&config.relay), at, walk, out);
+    let path = join(at, "databases");
+    let shown = walk.shown.get(&path).cloned();
+    let known: Vec<&str> = config.databases.keys().map(String::as_str).collect();
+    for name in &mapping.databases {
+        if !known.contains(&name.as_str()) {
+            let meant = suggest(name, known.iter().copied()).map(|m| format!("; did you mean {m:?}?")).unwrap_or_default();
+            let problem = Problem::new(&path, shown.clone(), format!("there is no database {name:?}{meant}"));
+            out.push(problem.fix(format!("the databases are {}", known.join(", "))));
+        }
+    }
+    let meant = |name: &&String| mapping.databases.is_empty() || mapping.databases.contains(name);
+    for name in config.databases.keys().filter(meant) {
+        if matches!(config.databases.get(name).map(|d| Target::parse(&d.url)), Some(Ok(Target::Sqlite(_)))) {
+            let reason = format!("{name:?} is SQLite, which locks whole files and no single rows");
+            let fix = "name databases of MySQL, MariaDB or PostgreSQL";
+            out.push(Problem::new(&path, shown.clone(), reason).fix(fix));
+        }
+    }
+    // One that is the same for all rows can be judged now.
+    let path = join(at, "destination");
+    if let Some(to) = mapping.complete().destination.filter(|to| !to.contains(['{', '}']))
+        && !walk.broken.contains(to.split_once(':').map_or("", |(scheme, _)| scheme))
+        && let Err(why) = destination(&to, config)
+    {
+        out.push(Problem::new(&path, walk.shown.get(&path).cloned(), why));
+    }
 }
 
 /// Whether a key (or one that this may have been meant to be) was wrong itself.

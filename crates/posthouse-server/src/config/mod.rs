@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use posthouse::{Group, RelaySettings, Route};
+use posthouse::{Adopted, Group, RelaySettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -51,6 +51,8 @@ pub(crate) struct Config {
     pub(crate) transports: BTreeMap<String, TransportConfig>,
     pub(crate) routes: BTreeMap<String, Route>,
     pub(crate) groups: Vec<Group>,
+    /// Tables of other applications, by the name of their mapping.
+    pub(crate) adopted: BTreeMap<String, Adopted>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
     /// None: no executor for an XXL-JOB admin.
@@ -239,6 +241,7 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let written = groups::read(&mut walk, table.remove("groups"));
     let groups = written.iter().filter_map(|w| w.group.clone()).collect();
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
+    let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
     let listen_shown = walk.shown.get("server.listen").cloned();
     let server = server(&mut walk, table.remove("server"), listen_shown);
@@ -255,6 +258,7 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         transports,
         routes,
         groups,
+        adopted,
         relay,
         server,
         #[cfg(feature = "xxl-job")]

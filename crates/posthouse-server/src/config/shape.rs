@@ -28,6 +28,8 @@ pub(super) enum Shape {
     Property,
     /// Any value that JSON has too, never shown.
     Any,
+    /// The same, shown.
+    Free,
     Bool,
     Whole(i64, i64),
     Number,
@@ -154,6 +156,48 @@ const XXL_JOB: Keys = &[
     ("log_retention", Shape::Duration),
     ("callback_retry", Shape::Duration),
 ];
+const ADOPTED_STATE: Keys = &[
+    ("column", Shape::Text),
+    ("pending", Shape::Free),
+    ("null", Shape::Bool),
+    ("sending", Shape::Free),
+    ("sent", Shape::Free),
+    ("failed", Shape::Free),
+    ("resend_failed", Shape::Bool),
+];
+const ADOPTED: Keys = &[
+    ("preset", Shape::OneOf(&["producer_message", "local_task_message", "mq_state"])),
+    ("databases", Shape::Texts),
+    ("schema", Shape::Text),
+    ("table", Shape::Text),
+    ("id", Shape::Text),
+    ("state", Shape::Table(ADOPTED_STATE)),
+    ("message_id", Shape::Text),
+    ("destination", Shape::Url),
+    ("notify", Shape::Table(&[("type", Shape::Text), ("config", Shape::Text), ("transport", Shape::Text)])),
+    ("key", Shape::Text),
+    ("payload", Shape::Free),
+    ("type", Shape::Text),
+    ("content_type", Shape::Text),
+    ("attempts", Shape::Text),
+    ("max_attempts", Shape::Text),
+    ("next_attempt", Shape::Text),
+    ("error", Shape::Text),
+    ("version", Shape::Text),
+    ("created", Shape::Text),
+    ("updated", Shape::Text),
+    ("house", Shape::Text),
+    ("unsent_after", Shape::Duration),
+    ("stuck_after", Shape::Duration),
+    ("retry", Shape::Table(RETRY)),
+    ("on_exhausted", Shape::OneOf(&["block", "skip"])),
+    ("max_claims", U32),
+    ("batch", U32),
+    ("concurrency", U32),
+    ("lease", Shape::Duration),
+    ("interval", Shape::Duration),
+];
+const ADOPTED_SHAPE: Shape = Shape::Table(ADOPTED);
 const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
 /// The whole file, but for transports: what they hold depends on their kind.
 pub(super) const FILE: Shape = Shape::Table(&[
@@ -161,6 +205,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("transports", Shape::Named(&Shape::Table(&[]))),
     ("routes", Shape::Named(&ROUTE_SHAPE)),
     ("groups", Shape::Tables(GROUP)),
+    ("adopted", Shape::Named(&ADOPTED_SHAPE)),
     ("relay", Shape::Table(RELAY)),
     ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
     ("xxl_job", Shape::Table(XXL_JOB)),
@@ -382,7 +427,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
         Shape::Texts | Shape::Urls | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
         Shape::Property => "text, a number, or true or false",
-        Shape::Any => "text, a number, true or false, a list or a table",
+        Shape::Any | Shape::Free => "text, a number, true or false, a list or a table",
         Shape::OneOf(_) => "one of the words below, in quotes",
         Shape::Table(_) | Shape::Named(_) => "a table",
         Shape::WordOr(..) => "one of the words below in quotes, or a table",
@@ -399,7 +444,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
             format!("is a table, must be {wanted}"),
             "a name with dots in it stands in quotes: \"security.protocol\" = \"ssl\"".into(),
         )),
-        (Shape::Any, inner) => match no_json(inner) {
+        (Shape::Any | Shape::Free, inner) => match no_json(inner) {
             None => Ok(()),
             Some(what) => Err((format!("is or holds {what}, must be {wanted}"), String::new())),
         },
@@ -501,6 +546,8 @@ mod tests {
     #[test]
     fn the_keys_are_those_of_the_library() {
         same(&RelaySettings::default(), RELAY, &[]);
+        same(&posthouse::Adopted::default(), ADOPTED, &[]);
+        same(&posthouse::AdoptedState::default(), ADOPTED_STATE, &[]);
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
         same(&Group::default(), GROUP, &[]);

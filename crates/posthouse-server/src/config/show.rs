@@ -20,13 +20,24 @@ impl Config {
                 (name.clone(), shown)
             })
             .collect();
+        let adopted: Map<_, _> = self
+            .adopted
+            .iter()
+            .map(|(name, mapping)| {
+                let mapping = mapping.complete();
+                let mut shown = json!(mapping);
+                if let Some(destination) = &mapping.destination {
+                    shown["destination"] = redact::url(destination).into();
+                }
+                (name.clone(), shown)
+            })
+            .collect();
         let mut relay = json!(self.relay);
         relay["default_route"] = route(&self.relay.default_route);
         if let Some(default) = relay["default_route"].as_object_mut() {
             default.remove("to");
         }
-        let mut out =
-            json!({ "databases": databases, "transports": transports, "routes": routes, "relay": relay, "server": self.server });
+        let mut out = json!({ "databases": databases, "transports": transports, "routes": routes, "adopted": adopted, "relay": relay, "server": self.server });
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }

@@ -148,7 +148,7 @@ impl TransportConfig {
     }
 
     /// The transport. Connects to nothing.
-    pub(super) fn build(&self) -> Result<Box<dyn Transport>, Error> {
+    pub(crate) fn build(&self) -> Result<Box<dyn Transport>, Error> {
         Ok(match self.clone() {
             Self::Http(settings) => Box::new(Http::new(settings)?),
             #[cfg(feature = "rabbitmq")]

@@ -56,6 +56,7 @@ pub(super) async fn text(served: &Served) -> prometheus::Result<String> {
     gauges(&page, &running)?;
     destinations(&page, &running, &served.routes)?;
     groups(&page, &running)?;
+    adopted(&page, served)?;
     backlog(&page, served).await?;
     TextEncoder::new().encode_to_string(&page.registry.gather())
 }
@@ -183,6 +184,41 @@ fn groups(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
 /// Of several under one name the longest time is told.
 fn longest(gauge: &Gauge, seconds: f64) {
     gauge.set(gauge.get().max(seconds));
+}
+
+/// Tables of other applications.
+fn adopted(page: &Page, served: &Served) -> prometheus::Result<()> {
+    if served.adopted.is_empty() {
+        return Ok(());
+    }
+    let labels = &["database", "source", "table"];
+    let pending = page.gauge("adopted_pending", "Rows of an adopted table that are to be sent.", labels)?;
+    let flight = page.gauge("adopted_in_flight", "Rows of an adopted table in flight.", labels)?;
+    let scan = page.gauge("adopted_last_scan_age_seconds", "Time since the last scan that went well.", labels)?;
+    let sent = page.counter("adopted_sent_total", "Rows confirmed by their receivers.", labels)?;
+    let retried = page.counter("adopted_retried_total", "Attempts that failed and are tried again.", labels)?;
+    let failed = page.counter("adopted_failed_total", "Rows that were given up.", labels)?;
+    let stale = page.counter("adopted_stale_total", "Outcomes that met a row which its owner had changed.", labels)?;
+    let errors = page.counter("adopted_database_errors_total", "Database calls that failed.", &["database", "source"])?;
+    for one in &served.adopted {
+        let Some(stats) = one.stats() else { continue };
+        errors.with_label_values(&[&one.database, &one.name]).inc_by(stats.database_errors);
+        for (table, of) in &stats.tables {
+            let label = &[&one.database, &one.name, table];
+            if let Some(rows) = of.pending {
+                pending.with_label_values(label).set(rows as f64);
+            }
+            flight.with_label_values(label).set(of.in_flight as f64);
+            if let Some(at) = of.last_scan {
+                scan.with_label_values(label).set(at.elapsed().as_secs_f64());
+            }
+            sent.with_label_values(label).inc_by(of.sent);
+            retried.with_label_values(label).inc_by(of.retried);
+            failed.with_label_values(label).inc_by(of.failed);
+            stale.with_label_values(label).inc_by(of.stale);
+        }
+    }
+    Ok(())
 }
 
 async fn backlog(page: &Page, served: &Served) -> prometheus::Result<()> {

@@ -14,7 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use posthouse::store::{Backlog, Store};
-use posthouse::{Relay, RelaySettings, RelayStats};
+use posthouse::{AdoptedRelay, AdoptedStats, Relay, RelaySettings, RelayStats};
 #[cfg(feature = "xxl-job")]
 use posthouse::{Run, RunReport};
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,7 @@ pub(crate) struct Served {
     /// Where destination names lead, without secrets.
     pub(crate) routes: BTreeMap<String, String>,
     pub(crate) databases: Vec<Arc<ServedRelay>>,
+    pub(crate) adopted: Vec<ServedAdopted>,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
 }
@@ -45,6 +46,39 @@ pub(crate) struct ServedRelay {
     /// None before it has started and after it has stopped.
     relay: Mutex<Option<Relay>>,
     backlog: tokio::sync::Mutex<Counted>,
+}
+
+/// One mapping of adopted tables in one database.
+#[derive(Debug)]
+pub(crate) struct ServedAdopted {
+    pub(crate) database: String,
+    pub(crate) name: String,
+    /// None before it has started and after it has stopped.
+    relay: Mutex<Option<AdoptedRelay>>,
+}
+
+impl ServedAdopted {
+    pub(crate) fn new(database: &str, name: &str) -> Self {
+        Self { database: database.to_owned(), name: name.to_owned(), relay: Mutex::default() }
+    }
+
+    pub(crate) fn started(&self, relay: AdoptedRelay) {
+        *self.relay() = Some(relay);
+    }
+
+    /// Takes it out, to shut it down.
+    pub(crate) fn take(&self) -> Option<AdoptedRelay> {
+        self.relay().take()
+    }
+
+    fn relay(&self) -> std::sync::MutexGuard<'_, Option<AdoptedRelay>> {
+        // Nothing panics while it is held.
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self) -> Option<AdoptedStats> {
+        self.relay().as_ref().map(AdoptedRelay::stats)
+    }
 }
 
 #[derive(Debug, Default)]

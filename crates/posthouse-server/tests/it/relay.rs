@@ -250,3 +250,62 @@ fn works_on_mysql() {
     let database = MySqlDatabase::new();
     works_on(&dir, &format!("url = {:?}", database.url));
 }
+
+#[test]
+fn adopted_tables_are_checked_scanned_and_counted() {
+    let (dir, database, receiver) = (Dir::new(), MySqlDatabase::new(), Receiver::start());
+    let to = receiver.address;
+    let adopted = format!(
+        "[transports.http]\nallow = [\"127.0.0.1\"]\n[server]\nlisten = \"127.0.0.1:0\"\n\
+         [adopted.prizes]\npreset = \"mq_state\"\ntable = \"export_*\"\nunsent_after = \"\"\ndestination = \"http://{to}/{{u_id}}\"\n\
+         state = {{ pending = [0], null = true }}\npayload = {{ fields = {{ user = \"u_id\", uuid = \"uuid\" }} }}\ninterval = \"50ms\"\n"
+    );
+    let config = |rest: &str| format!("[databases.main]\nurl = \"{}\"\n{rest}", database.url);
+    dir.write(
+        "posthouse.toml",
+        &config(
+            &adopted
+                .replace("unsent_after = \"\"", "unsent_after = \"oops\"")
+                .replace("[adopted.prizes]", "[adopted.prizes]\ndatabases = [\"man\"]\nidd = \"x\""),
+        ),
+    );
+    let wrong = ph(&dir, &["relay", "--check"]).code(2).stderr;
+    for part in ["adopted.prizes.unsent_after", "there is no database \"man\"; did you mean \"main\"?", "adopted.prizes.idd"] {
+        assert!(wrong.contains(part), "{part}: {wrong}");
+    }
+    dir.write("posthouse.toml", &config(&adopted.replace("unsent_after = \"\"", "unsent_after = \"1s\"")));
+    ph(&dir, &["migrate"]).code(0);
+    let none = ph(&dir, &["relay", "--check"]).code(2);
+    assert!(none.stderr.contains("means no table") || none.stdout.contains("means no table"), "{none:?}");
+    for n in ["001", "003"] {
+        database.execute(&format!(
+            "CREATE TABLE export_{n} (uuid VARCHAR(64) PRIMARY KEY, u_id VARCHAR(20), mq_state TINYINT, create_time DATETIME, \
+             update_time DATETIME)"
+        ));
+        database.execute(&format!(
+            "INSERT INTO export_{n} VALUES ('a{n}', 'u1', NULL, NOW() - INTERVAL 1 HOUR, NOW()), ('b{n}', 'u2', 1, NOW(), NOW())"
+        ));
+    }
+    let checked = ph(&dir, &["relay", "--check"]).code(0).stdout;
+    for part in [
+        "adopted prizes in main: 2 tables",
+        "missing in the numbering: export_002",
+        "its owner should run: CREATE INDEX `posthouse_state` ON",
+    ] {
+        assert!(checked.contains(part), "{part}: {checked}");
+    }
+    let relay = Running::start(&mut posthouse(&dir));
+    relay.wait_ready();
+    wait_for("both rows are sent", || (receiver.seen().len() == 2).then_some(()));
+    wait_for("they are counted", || {
+        let text = relay.get("/metrics").1;
+        let line =
+            |n: &str| format!("posthouse_adopted_sent_total{{database=\"main\",source=\"prizes\",table=\"export_{n}\"}} 1");
+        (text.contains(&line("001")) && text.contains(&line("003"))).then_some(())
+    });
+    let bodies: Vec<String> = receiver.seen().iter().map(|s| String::from_utf8_lossy(&s.body).into_owned()).collect();
+    assert!(bodies.contains(&"{\"user\":\"u1\",\"uuid\":\"a001\"}".to_owned()), "{bodies:?}");
+    relay.signal("TERM");
+    let (code, log) = relay.ended();
+    assert_eq!(code, 0, "{log}");
+}

@@ -169,6 +169,11 @@ impl MySqlDatabase {
         url.set_path(&name);
         Self { server, name, url: url.into() }
     }
+
+    /// Runs a statement in it.
+    pub(crate) fn execute(&self, sql: &str) {
+        on_mysql(&self.url, sql.to_owned());
+    }
 }
 
 impl Drop for MySqlDatabase {

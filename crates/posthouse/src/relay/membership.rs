@@ -338,7 +338,7 @@ fn shares(members: &Membership, name: &str) -> Vec<(Vec<House>, usize)> {
 }
 
 /// A name no other life of any process has: outcomes and houses of an earlier life are not mistaken for this one's.
-fn unique_name(configured: Option<&str>) -> String {
+pub(super) fn unique_name(configured: Option<&str>) -> String {
     let base = configured.map_or_else(
         || {
             let host =
@@ -379,7 +379,7 @@ mod tests {
             for n in 1..9 {
                 let live: Vec<_> = (0..n).map(|i| (format!("i{i}"), Coverage::default())).collect();
                 let shares = all_shares(&members(houses, &live));
-                assert_eq!(shares.iter().sum::<usize>(), houses.into());
+                assert_eq!(shares.iter().sum::<usize>(), usize::from(houses));
                 assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1);
             }
         }

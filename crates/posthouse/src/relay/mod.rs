@@ -13,7 +13,9 @@
 //! | `run.rs` | runs of groups that aren't continuous |
 //! | `schedule.rs` | runs groups when their triggers are due |
 //! | `stats.rs` | what can be seen from outside |
+//! | `adopted/` | tables of other applications |
 
+mod adopted;
 mod coverage;
 mod destination;
 mod dispatch;
@@ -41,6 +43,7 @@ use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
 use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelaySettings, Route};
 
+pub use adopted::{AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedStats, AdoptedTableStats};
 pub use run::{Run, RunCounts, RunEnd, RunOutcome};
 pub use schedule::RunReport;
 pub use stats::{BreakerState, DestinationStats, GroupStats, LastRun, RelayStats, Uncovered};
@@ -258,42 +261,8 @@ impl RelayBuilder {
             group.tables.clear();
         }
         problems.extend(Group::problems_of(&groups));
-        for (name, route) in &routes {
-            problems.extend(route.problems().into_iter().map(|(field, why)| (format!("routes.{name:?}.{field}"), why)));
-        }
-        let routes: HashMap<_, _> = routes
-            .into_iter()
-            .map(|(name, mut route)| {
-                if route.to.is_empty() {
-                    route.to = name.clone();
-                }
-                (name, Arc::new(route))
-            })
-            .collect();
-        let directory = Directory { routes, fallback: settings.default_route.clone(), transports };
-        for (name, route) in &directory.routes {
-            let Some(transport) = directory.transport(&route.to) else {
-                let known = directory.names(|_| true);
-                problems.push((format!("routes.{name:?}.to"), format!("{:?} names no transport; there are {known}", route.to)));
-                continue;
-            };
-            if let Err(why) = transport.check(route) {
-                problems.push((format!("routes.{name:?}"), why));
-            }
-            if route.ordering == Ordering::Pipelined && !transport.pipelines() {
-                let why = match directory.names(|t| t.pipelines()) {
-                    none if none.is_empty() => String::new(),
-                    able => format!(", or send to one of the transports that can: {able}"),
-                };
-                let why = format!("pipelined needs a transport that lets no message overtake a failed one; write strict{why}");
-                problems.push((format!("routes.{name:?}.ordering"), why));
-            }
-        }
-        if !problems.is_empty() {
-            problems.sort();
-            let text: Vec<_> = problems.into_iter().map(|(field, why)| format!("{field}: {why}")).collect();
-            return Err(Error::Config(text.join("\n")));
-        }
+        let directory = directory(routes, &settings, transports, &mut problems);
+        told(problems)?;
         let store = store(settings.database_timeout);
         match store.check().await {
             Ok((version, _)) if version < SCHEMA_VERSION => {
@@ -335,6 +304,57 @@ impl RelayBuilder {
         let task = tokio::spawn(supervise(shared.clone(), told));
         Ok(Relay { shared, commands, asks, stop, task: Some(task) })
     }
+}
+
+/// Where destinations lead; what is wrong with that is added to the problems.
+fn directory(
+    routes: HashMap<String, Route>,
+    settings: &RelaySettings,
+    transports: HashMap<String, Arc<dyn Transport>>,
+    problems: &mut Vec<(String, String)>,
+) -> Directory {
+    for (name, route) in &routes {
+        problems.extend(route.problems().into_iter().map(|(field, why)| (format!("routes.{name:?}.{field}"), why)));
+    }
+    let routes: HashMap<_, _> = routes
+        .into_iter()
+        .map(|(name, mut route)| {
+            if route.to.is_empty() {
+                route.to = name.clone();
+            }
+            (name, Arc::new(route))
+        })
+        .collect();
+    let directory = Directory { routes, fallback: settings.default_route.clone(), transports };
+    for (name, route) in &directory.routes {
+        let Some(transport) = directory.transport(&route.to) else {
+            let known = directory.names(|_| true);
+            problems.push((format!("routes.{name:?}.to"), format!("{:?} names no transport; there are {known}", route.to)));
+            continue;
+        };
+        if let Err(why) = transport.check(route) {
+            problems.push((format!("routes.{name:?}"), why));
+        }
+        if route.ordering == Ordering::Pipelined && !transport.pipelines() {
+            let why = match directory.names(|t| t.pipelines()) {
+                none if none.is_empty() => String::new(),
+                able => format!(", or send to one of the transports that can: {able}"),
+            };
+            let why = format!("pipelined needs a transport that lets no message overtake a failed one; write strict{why}");
+            problems.push((format!("routes.{name:?}.ordering"), why));
+        }
+    }
+    directory
+}
+
+/// All problems at once.
+fn told(mut problems: Vec<(String, String)>) -> Result<(), Error> {
+    if !problems.is_empty() {
+        problems.sort();
+        let text: Vec<_> = problems.into_iter().map(|(field, why)| format!("{field}: {why}")).collect();
+        return Err(Error::Config(text.join("\n")));
+    }
+    Ok(())
 }
 
 /// The groups with houses that the database doesn't have, one line each.

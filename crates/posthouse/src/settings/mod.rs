@@ -1,5 +1,6 @@
 //! Settings that an embedded relay and the server's configuration file share.
 
+mod adopted;
 mod cloudevents;
 #[cfg(feature = "inbox")]
 mod consumer;
@@ -10,6 +11,9 @@ mod rabbitmq;
 
 use std::time::Duration;
 
+pub use adopted::{Adopted, AdoptedNotify, AdoptedPayload, AdoptedPreset, AdoptedState, StateCode};
+#[cfg(feature = "relay")]
+pub(crate) use adopted::{Part, Template};
 pub use cloudevents::{CloudEvents, CloudEventsMode};
 #[cfg(feature = "inbox")]
 pub use consumer::{ConsumerOrder, ConsumerSettings, IdFrom};

@@ -17,6 +17,8 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 use crate::Error;
 use crate::message::Checked;
 
+#[cfg(feature = "relay")]
+pub(crate) mod adopted;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
 mod inbox;
@@ -213,6 +215,10 @@ pub trait Backend: sqlx::Database + private::Sealed + InboxRows {
     #[cfg(feature = "relay")]
     #[doc(hidden)]
     fn store(pool: &sqlx::Pool<Self>, tables: &Tables, deadline: std::time::Duration) -> std::sync::Arc<dyn Store>;
+    /// The same for tables of other applications, where rows can be locked one by one.
+    #[cfg(feature = "relay")]
+    #[doc(hidden)]
+    fn adopted(pool: &sqlx::Pool<Self>, tables: &Tables, deadline: std::time::Duration) -> Option<adopted::AdoptedHandle>;
 }
 
 #[cfg(test)]

@@ -139,6 +139,32 @@ pub trait Transport: Send + Sync + fmt::Debug + 'static {
     }
 }
 
+impl Transport for Box<dyn Transport> {
+    fn send(&self, batch: Vec<Delivery>) -> BoxFuture<'_, ()> {
+        (**self).send(batch)
+    }
+
+    fn check(&self, route: &Route) -> Result<(), String> {
+        (**self).check(route)
+    }
+
+    fn concurrency(&self) -> u32 {
+        (**self).concurrency()
+    }
+
+    fn pipelines(&self) -> bool {
+        (**self).pipelines()
+    }
+
+    fn blocked(&self) -> Option<String> {
+        (**self).blocked()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        (**self).close()
+    }
+}
+
 /// A transport made of a function that handles one message at a time; messages of a batch run side by side.
 ///
 /// ```

@@ -2,6 +2,8 @@
 #![allow(clippy::disallowed_methods, reason = "the databases of the tests run on this machine, and so share its clock")]
 
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
+mod adopted;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod broker;
 #[cfg(all(
     feature = "postgres",

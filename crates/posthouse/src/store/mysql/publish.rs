@@ -236,4 +236,10 @@ impl Backend for MySql {
     fn store(pool: &MySqlPool, tables: &Tables, deadline: Duration) -> std::sync::Arc<dyn crate::store::Store> {
         std::sync::Arc::new(super::MySqlStore::new(pool, tables, deadline))
     }
+
+    #[cfg(feature = "relay")]
+    fn adopted(pool: &MySqlPool, tables: &Tables, deadline: Duration) -> Option<crate::store::adopted::AdoptedHandle> {
+        let store = crate::store::adopted::MySqlAdopted::new(pool, tables, deadline);
+        Some(crate::store::adopted::AdoptedHandle(std::sync::Arc::new(store)))
+    }
 }

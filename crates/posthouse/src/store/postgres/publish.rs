@@ -155,4 +155,10 @@ impl Backend for Postgres {
     fn store(pool: &PgPool, tables: &Tables, deadline: Duration) -> std::sync::Arc<dyn crate::store::Store> {
         std::sync::Arc::new(super::PostgresStore::new(pool, tables, deadline))
     }
+
+    #[cfg(feature = "relay")]
+    fn adopted(pool: &PgPool, tables: &Tables, deadline: Duration) -> Option<crate::store::adopted::AdoptedHandle> {
+        let store = crate::store::adopted::PostgresAdopted::new(pool, tables, deadline);
+        Some(crate::store::adopted::AdoptedHandle(std::sync::Arc::new(store)))
+    }
 }

@@ -146,4 +146,9 @@ impl Backend for Sqlite {
     fn store(pool: &SqlitePool, tables: &Tables, deadline: Duration) -> std::sync::Arc<dyn crate::store::Store> {
         std::sync::Arc::new(super::SqliteStore::new(pool, tables, deadline))
     }
+
+    #[cfg(feature = "relay")]
+    fn adopted(_: &SqlitePool, _: &Tables, _: Duration) -> Option<crate::store::adopted::AdoptedHandle> {
+        None
+    }
 }
