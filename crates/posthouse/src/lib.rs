@@ -112,8 +112,9 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{
-    AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedStats, AdoptedTableStats, BreakerState, DestinationStats,
-    GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome, RunReport, Uncovered,
+    AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedScans, AdoptedStats, AdoptedTableStats, BreakerState,
+    DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome, RunReport,
+    Uncovered,
 };
 pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{

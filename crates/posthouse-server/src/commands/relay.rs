@@ -1,5 +1,6 @@
 //! `posthouse relay`: relays for all databases, and the HTTP server beside them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -53,15 +54,26 @@ fn builder(config: &Config, database: &Database) -> Result<RelayBuilder, Failure
     Ok(builder)
 }
 
+/// A mapping of adopted tables in a database.
+struct Scanned<'d> {
+    /// Where claims are kept.
+    database: &'d Database,
+    name: String,
+    /// The group in whose runs it is scanned. None: all the time.
+    group: Option<String>,
+    builder: AdoptedRelayBuilder,
+}
+
 /// The scans of adopted tables: each mapping in each of its databases. Of a database with several sets of Posthouse's own tables
 /// the first one keeps the claims.
-fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<(&'d Database, String, AdoptedRelayBuilder)>, Failure> {
+fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<Scanned<'d>>, Failure> {
     let mut out = Vec::new();
     for (name, mapping) in &config.adopted {
         for database in config.databases.keys().filter(|d| mapping.databases.is_empty() || mapping.databases.contains(d)) {
-            let first = |d: &&Database| d.name == *database || d.name.starts_with(&format!("{database}/"));
-            let Some(database) = databases.iter().find(first) else { continue };
-            let mut builder = database.adopted(name, mapping).settings(config.relay.clone());
+            let source = config.source_of_adopted(database);
+            let Some(place) = databases.iter().find(|d| Some(&d.name) == source.as_ref()) else { continue };
+            let group = config.group_of_adopted(database, name).map(|g| g.name.clone());
+            let mut builder = place.adopted(name, mapping).settings(config.relay.clone()).continuous(group.is_none());
             for (transport, settings) in &config.transports {
                 let built = settings.build().map_err(|e| Failure::of(&format!("transport {transport:?}"), &e))?;
                 builder = builder.transport(transport, built);
@@ -69,7 +81,7 @@ fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<(&'d Da
             for (destination, route) in &config.routes {
                 builder = builder.route(destination, route.clone());
             }
-            out.push((database, name.clone(), builder));
+            out.push(Scanned { database: place, name: name.clone(), group, builder });
         }
     }
     Ok(out)
@@ -93,7 +105,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
         settings: config.relay.clone(),
         routes: config.leads(),
         databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
-        adopted: adopted.iter().map(|(database, name, _)| ServedAdopted::new(&database.name, name)).collect(),
+        adopted: adopted.iter().map(|s| Arc::new(ServedAdopted::new(&s.database.name, &s.name))).collect(),
         draining: AtomicBool::new(false),
     });
     let (end, ended) = oneshot::channel::<()>();
@@ -213,23 +225,36 @@ impl Executor {
 async fn start(
     databases: &[Database],
     builders: Vec<RelayBuilder>,
-    adopted: Vec<(&Database, String, AdoptedRelayBuilder)>,
+    adopted: Vec<Scanned<'_>>,
     served: &Served,
 ) -> Result<(), Failure> {
-    let starting = databases.iter().zip(builders).zip(&served.databases).map(|((database, builder), place)| async move {
-        let relay = builder.start().await.map_err(|e| database.failure(&e))?;
-        place.started(relay);
-        tracing::info!(database = database.name, url = database.shown, "relay started");
-        Ok(())
+    let mut scanned: HashMap<&str, Vec<(Scanned<'_>, &Arc<ServedAdopted>)>> = HashMap::new();
+    for (scan, place) in adopted.into_iter().zip(&served.adopted) {
+        scanned.entry(&scan.database.name).or_default().push((scan, place));
+    }
+    let starting = databases.iter().zip(builders).zip(&served.databases).map(|((database, mut builder), place)| {
+        let scanned = scanned.remove(database.name.as_str()).unwrap_or_default();
+        async move {
+            let scans = scanned.into_iter().map(|(scan, place)| async move {
+                let relay = scan.builder.start().await.map_err(|e| database.failure(&e))?;
+                let scans = relay.scans();
+                place.started(relay);
+                tracing::info!(database = database.name, adopted = scan.name, group = scan.group, "adopted tables are scanned");
+                Ok((scan.group, scans))
+            });
+            // A group's runs begin with its relay.
+            for started in futures_util::future::join_all(scans).await {
+                if let (Some(group), scans) = started? {
+                    builder = builder.scan(group, scans);
+                }
+            }
+            let relay = builder.start().await.map_err(|e| database.failure(&e))?;
+            place.started(relay);
+            tracing::info!(database = database.name, url = database.shown, "relay started");
+            Ok(())
+        }
     });
-    let scans = adopted.into_iter().zip(&served.adopted).map(|((database, name, builder), place)| async move {
-        place.started(builder.start().await.map_err(|e| database.failure(&e))?);
-        tracing::info!(database = database.name, adopted = name, "adopted tables are scanned");
-        Ok(())
-    });
-    let (relays, scans) =
-        futures_util::future::join(futures_util::future::join_all(starting), futures_util::future::join_all(scans)).await;
-    let failures = relays.into_iter().chain(scans).filter_map(Result::err);
+    let failures = futures_util::future::join_all(starting).await.into_iter().filter_map(Result::err);
     failures.reduce(Failure::and).map_or(Ok(()), Err)
 }
 
@@ -299,8 +324,8 @@ async fn check(global: &Global, config: &Config, databases: &[Database]) -> Resu
         told.push(line);
     }
     let mut coverage = Vec::new();
-    for (database, name, builder) in adopted(config, databases)? {
-        let mut line = json!({ "name": name, "database": database.name });
+    for Scanned { database, name, group, builder } in adopted(config, databases)? {
+        let mut line = json!({ "name": name, "database": database.name, "group": group });
         match builder.check().await {
             Ok(found) => {
                 line["connections"] = found.connections.into();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use posthouse::schedule::time_zones;
-use posthouse::{Group, Trigger};
+use posthouse::{Group, Houses, Trigger};
 use toml::{Table, Value};
 
 use super::problem::{Problem, join};
@@ -82,6 +82,17 @@ pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, o
             // So that what else is wrong with it is told of the right one.
             group.name = format!("{}{SECOND}{}", group.name, sound.len());
         }
+        let adopted = group.tables.iter().any(|table| config.adopted.contains_key(table));
+        group.tables.retain(|table| !config.adopted.contains_key(table));
+        if adopted && group.tables.is_empty() {
+            if !group.houses.is_all() {
+                let path = join(&w.at, "houses");
+                let reason = "are those of Posthouse's own tables, and this group names adopted ones alone";
+                out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason).fix("remove it"));
+            }
+            // It shares no house with any other.
+            group.houses = Houses::of([]);
+        }
         sound.push(group);
         places.push(&w.at);
     }
@@ -89,6 +100,9 @@ pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, o
         let place = |g: &Group| path.strip_prefix(&format!("groups.{:?}.", g.name)).map(str::to_owned);
         let Some((place, field)) = sound.iter().enumerate().find_map(|(n, g)| Some((n, place(g)?))) else { continue };
         let group = &sound[place];
+        if field == "houses" && group.houses.is_empty() {
+            continue;
+        }
         if field == "then" && group.then.as_deref().is_some_and(|then| broken.contains(&then)) {
             continue;
         }
@@ -109,6 +123,22 @@ pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, o
             Some(fix) => problem.fix(fix),
             None => problem,
         });
+    }
+    for (name, mapping) in &config.adopted {
+        let naming: Vec<&Written> =
+            written.iter().filter(|w| w.group.as_ref().is_some_and(|g| g.tables.contains(name))).collect();
+        for (place, w) in naming.iter().enumerate() {
+            let Some(group) = &w.group else { continue };
+            let among = |g: &Group, database: &str| g.databases.is_empty() || g.databases.iter().any(|d| d == database);
+            let mapped = config.databases.keys().filter(|d| mapping.databases.is_empty() || mapping.databases.contains(d));
+            let shared =
+                |d: &&String| among(group, d) && naming[..place].iter().filter_map(|w| w.group.as_ref()).any(|g| among(g, d));
+            if let Some(database) = mapped.clone().find(shared) {
+                let path = join(&w.at, "tables");
+                let reason = format!("another group names the adopted tables {name:?} of database {database:?} already");
+                out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason).fix("name them in one group"));
+            }
+        }
     }
     let before = out.len();
     for w in written {
@@ -172,10 +202,18 @@ fn names(config: &Config, group: &Group, at: &str, walk: &Walk<'_>, out: &mut Ve
     }
     let databases: Vec<(&String, &DatabaseConfig)> =
         config.databases.iter().filter(|(name, _)| group.databases.is_empty() || group.databases.contains(name)).collect();
-    let prefixes: Vec<&str> = databases.iter().flat_map(|(_, d)| d.prefixes()).map(String::as_str).collect();
+    let mut prefixes: Vec<&str> = databases.iter().flat_map(|(_, d)| d.prefixes()).map(String::as_str).collect();
+    let mapped =
+        config.adopted.iter().filter(|(_, m)| m.databases.is_empty() || databases.iter().any(|(d, _)| m.databases.contains(d)));
+    prefixes.extend(mapped.map(|(name, _)| name.as_str()));
     if !prefixes.is_empty() && walk.broken_databases.is_empty() {
         for table in group.tables.iter().filter(|t| !prefixes.contains(&t.as_str())) {
-            say("tables", format!("no database of this group has tables with the prefix {table:?}"), table, &prefixes);
+            say(
+                "tables",
+                format!("no database of this group has tables with the prefix {table:?}, and no adopted ones go by that name"),
+                table,
+                &prefixes,
+            );
         }
     }
     let Some(highest) = group.houses.highest() else { return };
@@ -200,7 +238,34 @@ impl Config {
         let Some((_, config)) = self.sources().into_iter().find(|(name, _)| name == source) else { return Vec::new() };
         // Of several sets of tables each is named after its database and its prefix.
         let database = source.split_once('/').map_or(source, |(database, _)| database);
-        self.groups.iter().filter(|g| works_on(g, database, &config.prefix)).cloned().collect()
+        let own = |g: &&Group| works_on(g, database, &config.prefix);
+        let mut groups: Vec<Group> = self.groups.iter().filter(own).cloned().collect();
+        if self.source_of_adopted(database).as_deref() == Some(source) {
+            let scans = |g: &&Group| !own(g) && self.adopted.keys().any(|name| self.scans(g, database, name));
+            groups.extend(self.groups.iter().filter(scans).cloned().map(|mut group| {
+                group.houses = Houses::of([]);
+                group
+            }));
+        }
+        groups
+    }
+
+    /// The source in whose tables claims on adopted ones are kept: the first of its database.
+    pub(crate) fn source_of_adopted(&self, database: &str) -> Option<String> {
+        self.sources().into_iter().map(|(name, _)| name).find(|n| n.split_once('/').map_or(n.as_str(), |(d, _)| d) == database)
+    }
+
+    fn scans(&self, group: &Group, database: &str, mapping: &str) -> bool {
+        let mapped =
+            self.adopted.get(mapping).is_some_and(|m| m.databases.is_empty() || m.databases.iter().any(|d| d == database));
+        mapped
+            && group.tables.iter().any(|t| t == mapping)
+            && (group.databases.is_empty() || group.databases.iter().any(|d| d == database))
+    }
+
+    /// The group in whose runs an adopted mapping is scanned in a database; None: all the time.
+    pub(crate) fn group_of_adopted(&self, database: &str, mapping: &str) -> Option<&Group> {
+        self.groups.iter().find(|g| g.trigger != Trigger::Continuous && self.scans(g, database, mapping))
     }
 
     /// A group that a person named.

@@ -34,7 +34,7 @@ pub(crate) struct Served {
     /// Where destination names lead, without secrets.
     pub(crate) routes: BTreeMap<String, String>,
     pub(crate) databases: Vec<Arc<ServedRelay>>,
-    pub(crate) adopted: Vec<ServedAdopted>,
+    pub(crate) adopted: Vec<Arc<ServedAdopted>>,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
 }
@@ -78,6 +78,12 @@ impl ServedAdopted {
 
     fn stats(&self) -> Option<AdoptedStats> {
         self.relay().as_ref().map(AdoptedRelay::stats)
+    }
+
+    /// A means to ask for scans. None while it isn't running.
+    #[cfg(feature = "xxl-job")]
+    pub(crate) fn scans(&self) -> Option<posthouse::AdoptedScans> {
+        self.relay().as_ref().map(AdoptedRelay::scans)
     }
 }
 

@@ -17,15 +17,21 @@ use crate::http::{Served, ServedRelay};
 pub(crate) struct Relays {
     served: Arc<Served>,
     groups: Vec<Group>,
-    /// For each database the names of its groups, and the prefix of its tables.
-    databases: BTreeMap<String, (Vec<String>, String)>,
+    /// For each set of tables its groups, as they are there, and the prefix.
+    sources: BTreeMap<String, (Vec<Group>, String)>,
+    /// For each mapping of adopted tables in a database the group in whose runs it is scanned.
+    adopted: BTreeMap<(String, String), String>,
 }
 
 impl Relays {
     pub(crate) fn new(config: &Config, served: Arc<Served>) -> Self {
-        let names = |database: &str| config.groups_of(database).into_iter().map(|g| g.name).collect();
-        let databases = config.databases.iter().map(|(name, d)| (name.clone(), (names(name), d.prefix.clone())));
-        let out = Self { served, groups: config.groups.clone(), databases: databases.collect() };
+        let sources = config.sources().into_iter().map(|(name, d)| (name.clone(), (config.groups_of(&name), d.prefix)));
+        let adopted = served.adopted.iter().filter_map(|a| {
+            let group = config.group_of_adopted(database_of(&a.database), &a.name)?;
+            Some(((a.database.clone(), a.name.clone()), group.name.clone()))
+        });
+        let adopted = adopted.collect();
+        let out = Self { groups: config.groups.clone(), sources: sources.collect(), adopted, served };
         if out.external().is_empty() {
             tracing::warn!("an XXL-JOB admin can run nothing here: no [[groups]] has trigger = \"external\"");
         }
@@ -54,6 +60,11 @@ impl Relays {
     }
 }
 
+/// The database of a set of tables.
+fn database_of(source: &str) -> &str {
+    source.split_once('/').map_or(source, |(database, _)| database)
+}
+
 /// Why nothing can be asked of a database.
 fn not_running() -> String {
     "its relay is not running".into()
@@ -62,23 +73,35 @@ fn not_running() -> String {
 impl Scans for Relays {
     fn databases(&self, group: &str, only: &[String]) -> Result<Vec<String>, String> {
         let group = self.group(group)?;
-        let works = self.databases.iter().filter(|(_, (groups, _))| groups.contains(&group.name)).map(|(name, _)| name.clone());
-        let all: Vec<String> = works.collect();
-        match only.iter().find(|name| !all.contains(name)) {
+        let works = self.sources.iter().filter(|(_, (groups, _))| groups.iter().any(|g| g.name == group.name));
+        let all: Vec<String> = works.map(|(name, _)| name.clone()).collect();
+        // A database with several sets of tables stands for all of them.
+        let named = |source: &str, name: &str| source == name || database_of(source) == name;
+        match only.iter().find(|name| !all.iter().any(|source| named(source, name))) {
             Some(name) => Err(format!("group {:?} has no database {name:?}; it has {}", group.name, all.join(", "))),
             None if only.is_empty() => Ok(all),
-            None => Ok(only.to_vec()),
+            None => Ok(all.into_iter().filter(|source| only.iter().any(|name| named(source, name))).collect()),
         }
     }
 
     fn units<'s>(&'s self, group: &'s str, database: &'s str) -> BoxFuture<'s, Result<Vec<Unit>, String>> {
         Box::pin(async move {
-            let houses = &self.group(group)?.houses;
-            let store = self.relay(database)?.store().ok_or_else(not_running)?;
-            let (_, count) = store.check().await.map_err(|e| e.to_string())?;
-            let table = self.databases.get(database).map(|(_, prefix)| prefix.clone()).unwrap_or_default();
-            let all = (0..count).filter(|house| houses.contains(i32::from(*house)));
-            Ok(all.map(|house| Unit { table: table.clone(), house: Some(house) }).collect())
+            self.group(group)?;
+            let (groups, prefix) = self.sources.get(database).ok_or("it is not configured")?;
+            let mut units = Vec::new();
+            if let Some(houses) = groups.iter().find(|g| g.name == group).map(|g| &g.houses).filter(|h| !h.is_empty()) {
+                let store = self.relay(database)?.store().ok_or_else(not_running)?;
+                let (_, count) = store.check().await.map_err(|e| e.to_string())?;
+                let all = (0..count).filter(|house| houses.contains(i32::from(*house)));
+                units.extend(all.map(|house| Unit { table: prefix.clone(), house: Some(house) }));
+            }
+            for adopted in self.served.adopted.iter().filter(|a| a.database == database) {
+                if self.adopted.get(&(adopted.database.clone(), adopted.name.clone())).is_some_and(|g| g == group) {
+                    let tables = adopted.scans().ok_or_else(not_running)?.tables().await.map_err(|e| e.to_string())?;
+                    units.extend(tables.into_iter().map(|t| Unit { table: format!("{}/{t}", adopted.name), house: None }));
+                }
+            }
+            Ok(units)
         })
     }
 
@@ -93,7 +116,9 @@ impl Scans for Relays {
         Box::pin(async move {
             // When this future is dropped, so is this end, which stops the run too.
             let (tell, told) = watch::channel(false);
-            let run = Run::of(group).houses(Houses::of(units.into_iter().filter_map(|unit| unit.house))).stop(told);
+            let houses = Houses::of(units.iter().filter_map(|unit| unit.house));
+            let tables = units.into_iter().filter(|unit| unit.house.is_none()).map(|unit| unit.table);
+            let run = Run::of(group).houses(houses).adopted(tables).stop(told);
             let asked = self.relay(database).and_then(|relay| relay.trigger(run).ok_or_else(not_running));
             let mut asked = match asked {
                 Ok(asked) => Box::pin(asked),

@@ -1,5 +1,6 @@
 //! The `posthouse` program, run as people run it. One behaviour per file.
 
+mod adopted;
 mod cli;
 mod config;
 mod demo;

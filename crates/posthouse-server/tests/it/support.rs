@@ -142,7 +142,7 @@ pub(crate) fn on_postgres(url: &str, sql: String) {
     });
 }
 
-fn on_mysql(url: &str, sql: String) {
+pub(crate) fn on_mysql(url: &str, sql: String) {
     runtime().block_on(async {
         let mut conn = sqlx::MySqlConnection::connect(url).await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();

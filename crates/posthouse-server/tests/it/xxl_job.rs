@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use serde_json::{Value, json};
 
+use crate::adopted::{ALL, Prizes};
 use crate::config::{one, print, problems};
 use crate::support::{Dir, PATIENCE, Receiver, Running, Schema, ph, posthouse, wait_for};
 
@@ -329,4 +330,35 @@ fn a_process_that_is_killed_tells_later_how_its_runs_ended_and_loses_nothing() {
     assert!(w.receiver.seen().iter().all(|s| s.message_id == "a"));
     relay.signal("INT");
     assert_eq!(relay.ended().0, 0);
+}
+
+#[test]
+fn adopted_tables_are_dealt_out_whole() {
+    let (w, admin, other) = (Prizes::new(), Admin::start(), Dir::new());
+    let rest = format!(
+        "[[groups]]\nname = \"lottery\"\ntables = [\"prizes\"]\ntrigger = \"external\"\n\
+         [xxl_job]\nadmins = [\"http://{}/xxl-job-admin\"]\napp_name = \"posthouse\"\naccess_token = \"t\"\nlisten = \"127.0.0.1:0\"\n",
+        admin.address
+    );
+    w.configure(&w.dir, &rest);
+    w.configure(&other, &rest);
+    ph(&w.dir, &["migrate"]).code(0);
+    let relays = [start(&w.dir), start(&other)];
+    let executors = admin.executors(2);
+    assert_eq!(w.sent(), [""; 0], "nobody has triggered anything");
+    for (place, executor) in executors.iter().enumerate() {
+        trigger(executor, place as i64 + 1, (place as u32, 2));
+    }
+    for log_id in [1, 2] {
+        let (code, message) = admin.result(log_id);
+        assert!(code == 200 && message.starts_with("2 sent"), "{message}");
+    }
+    assert_eq!(w.sent(), ALL);
+    let log = ask(&executors[0], "/log", &json!({ "logId": 1, "logDateTim": 5, "fromLineNum": 1 }));
+    let text = log["content"]["logContent"].as_str().unwrap();
+    assert!(text.contains("1 unit of 2: prizes/user_strategy_export_00"), "{text}");
+    for relay in relays {
+        relay.signal("TERM");
+        assert_eq!(relay.ended().0, 0);
+    }
 }

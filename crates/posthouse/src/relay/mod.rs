@@ -43,7 +43,7 @@ use crate::transport::local::{Local, LocalError};
 use crate::transport::{Transport, scheme_of};
 use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelaySettings, Route};
 
-pub use adopted::{AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedStats, AdoptedTableStats};
+pub use adopted::{AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedScans, AdoptedStats, AdoptedTableStats};
 pub use run::{Run, RunCounts, RunEnd, RunOutcome};
 pub use schedule::RunReport;
 pub use stats::{BreakerState, DestinationStats, GroupStats, LastRun, RelayStats, Uncovered};
@@ -110,6 +110,7 @@ pub struct RelayBuilder {
     local: Local,
     expected_houses: Option<u16>,
     groups: Vec<Group>,
+    scans: Vec<(String, AdoptedScans)>,
     trace: Option<Trace>,
 }
 
@@ -247,13 +248,21 @@ impl RelayBuilder {
         self
     }
 
+    /// Scans adopted tables in the runs of a group that isn't continuous: beside its houses, or instead of them where it has none.
+    /// Each instance that has the group scans them in its runs; a row belongs to whoever claims it. A run's limit holds for the
+    /// houses together and for each mapping.
+    pub fn scan(mut self, group: impl Into<String>, tables: AdoptedScans) -> Self {
+        self.scans.push((group.into(), tables));
+        self
+    }
+
     /// Checks settings, routes and tables, and starts. A database that can't be reached now is tried again in the background;
     /// missing tables and settings that can't hold are errors.
     ///
     /// # Errors
     /// [`Error::Config`] lists every problem; [`Error::Schema`].
     pub async fn start(self) -> Result<Relay, Error> {
-        let Self { store, wake, settings, routes, mut transports, local, expected_houses, mut groups, trace } = self;
+        let Self { store, wake, settings, routes, mut transports, local, expected_houses, mut groups, scans, trace } = self;
         transports.entry("local".into()).or_insert_with(|| Arc::new(local));
         let mut problems = settings.problems();
         for group in &mut groups {
@@ -261,6 +270,18 @@ impl RelayBuilder {
             group.tables.clear();
         }
         problems.extend(Group::problems_of(&groups));
+        // With adopted tables a group needs no houses.
+        let scanning = |name: &str| scans.iter().any(|(group, _)| group == name);
+        for group in groups.iter().filter(|g| g.houses.is_empty() && scanning(&g.name)) {
+            let path = format!("groups.{:?}.houses", group.name);
+            problems.retain(|(field, _)| *field != path);
+        }
+        for (name, tables) in &scans {
+            if !groups.iter().any(|g| g.name == *name && !g.is_continuous()) {
+                let why = format!("no group {name:?} has runs in which {:?} could be scanned", tables.name());
+                problems.push((format!("groups.{name:?}.tables"), why));
+            }
+        }
         let directory = directory(routes, &settings, transports, &mut problems);
         told(problems)?;
         let store = store(settings.database_timeout);
@@ -291,7 +312,7 @@ impl RelayBuilder {
             Err(e) => return Err(e),
         }
         let (stats, covered, owned) = (Mutex::default(), watch::Sender::new(None), watch::Sender::new(None));
-        let shared = Arc::new(Shared { store, wake, settings, directory, groups, owned, trace, stats, covered });
+        let shared = Arc::new(Shared { store, wake, settings, directory, groups, scans, owned, trace, stats, covered });
         let (commands, inbox) = mpsc::unbounded_channel();
         let (asks, asked) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
@@ -382,6 +403,8 @@ pub(crate) struct Shared {
     directory: Directory,
     /// None: all houses, all the time.
     groups: Vec<Group>,
+    /// Adopted tables, and the group in whose runs they are scanned.
+    scans: Vec<(String, AdoptedScans)>,
     /// The houses of this instance, without those that it is giving away. None while it has no lease.
     owned: watch::Sender<Option<HashSet<House>>>,
     trace: Option<Trace>,
@@ -446,6 +469,7 @@ impl Relay {
             local: Local::default(),
             expected_houses: None,
             groups: Vec::new(),
+            scans: Vec::new(),
             trace: None,
         }
     }

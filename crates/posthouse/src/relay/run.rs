@@ -26,6 +26,7 @@ pub struct Run {
     pub(crate) group: String,
     pub(crate) houses: Option<Houses>,
     pub(crate) limit: Option<u64>,
+    pub(crate) adopted: Option<Vec<String>>,
     pub(crate) stop: Option<watch::Receiver<bool>>,
 }
 
@@ -33,12 +34,18 @@ impl Run {
     /// A run of all houses of this group that the instance owns. Of a group with an external trigger: of all of the group's
     /// houses, which are taken for it.
     pub fn of(group: impl Into<String>) -> Self {
-        Self { group: group.into(), houses: None, limit: None, stop: None }
+        Self { group: group.into(), houses: None, limit: None, adopted: None, stop: None }
     }
 
-    /// Only these of the group's houses.
+    /// Only these of the group's houses, and of its adopted tables those that [`adopted`](Self::adopted) names.
     pub fn houses(mut self, houses: Houses) -> Self {
         self.houses = Some(houses);
+        self
+    }
+
+    /// Only these of the group's adopted tables, each as `mapping/table`.
+    pub fn adopted(mut self, tables: impl IntoIterator<Item = String>) -> Self {
+        self.adopted = Some(tables.into_iter().collect());
         self
     }
 
@@ -63,6 +70,27 @@ pub struct RunOutcome {
     pub counts: RunCounts,
     /// Why it ended.
     pub end: RunEnd,
+}
+
+impl RunOutcome {
+    /// Both together: the counts of both, and the end that says more.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let (one, two) = (self.counts, other.counts);
+        let counts = RunCounts {
+            messages: one.messages + two.messages,
+            delivered: one.delivered + two.delivered,
+            retried: one.retried + two.retried,
+            failed: one.failed + two.failed,
+        };
+        let end = match (self.end, other.end) {
+            (RunEnd::Lost(one), RunEnd::Lost(two)) => RunEnd::Lost(format!("{one}; {two}")),
+            (lost @ RunEnd::Lost(_), _) | (_, lost @ RunEnd::Lost(_)) => lost,
+            (RunEnd::Stopped, _) | (_, RunEnd::Stopped) => RunEnd::Stopped,
+            (RunEnd::Limit, _) | (_, RunEnd::Limit) => RunEnd::Limit,
+            (RunEnd::Done, RunEnd::Done) => RunEnd::Done,
+        };
+        Self { counts, end }
+    }
 }
 
 /// What a run did.

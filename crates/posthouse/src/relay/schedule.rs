@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::stats::{GroupStats, LastRun};
-use super::{Command, Relay, Run, RunCounts, RunEnd, RunOutcome, Shared};
+use super::{AdoptedScans, Command, Relay, Run, RunCounts, RunEnd, RunOutcome, Shared};
 use crate::schedule::{Ask, Cause, Do, Ended, Plan};
 use crate::store::{GroupRow, House, NewRun, RunFilter, RunRequest, RunRow, RunStatus, RunWatch, TIDY};
 use crate::{Error, ErrorKind, Group};
@@ -248,7 +249,8 @@ impl Scheduler {
 
     fn owns(&self, slot: usize) -> bool {
         let group = &self.slots[slot].group;
-        group.is_external() || self.owned.iter().flatten().any(|house| group.houses.contains(house.0))
+        let scans = self.shared.scans.iter().any(|(name, _)| *name == group.name);
+        group.is_external() || scans || self.owned.iter().flatten().any(|house| group.houses.contains(house.0))
     }
 
     /// It is known what time it is, and what this instance owns.
@@ -730,15 +732,51 @@ impl Going {
         }
     }
 
+    /// The adopted tables of a run: all of the group's, or those that it names.
+    fn scans(&self, run: &Run) -> Vec<(AdoptedScans, Option<Vec<String>>)> {
+        let of_group = self.shared.scans.iter().filter(|(group, _)| *group == self.group.name).map(|(_, scans)| scans.clone());
+        match (&run.adopted, &run.houses) {
+            (None, None) => of_group.map(|scans| (scans, None)).collect(),
+            (None, Some(_)) => Vec::new(),
+            (Some(named), _) => {
+                let tables = |scans: AdoptedScans| {
+                    let before = format!("{}/", scans.name());
+                    let tables: Vec<String> = named.iter().filter_map(|n| n.strip_prefix(&before)).map(str::to_owned).collect();
+                    (!tables.is_empty()).then_some((scans, Some(tables)))
+                };
+                of_group.filter_map(tables).collect()
+            }
+        }
+    }
+
     async fn work(&mut self) -> RunReport {
         let (stop, stops) = watch::channel(false);
         let mut run = self.asked.clone();
         let mut asker = run.stop.replace(stops);
         run.limit = run.limit.or(self.group.limit);
-        let (done, mut outcome) = oneshot::channel();
-        if self.engine.send(Command::Run(run, done)).is_err() {
-            return RunReport::new(RunStatus::Stopped, "the relay was shut down".to_owned());
+        let scans = self.scans(&run);
+        let (limit, stops) = (run.limit, run.stop.clone());
+        let adopted = async move {
+            let Some(stops) = stops else { return Vec::new() };
+            join_all(scans.iter().map(|(scans, tables)| scans.run_once(limit, tables.as_deref(), &stops))).await
+        };
+        let nothing = RunOutcome { counts: RunCounts::default(), end: RunEnd::Done };
+        let mut own = None;
+        if !run.houses.as_ref().unwrap_or(&self.group.houses).is_empty() {
+            let (done, outcome) = oneshot::channel();
+            if self.engine.send(Command::Run(run, done)).is_err() {
+                return RunReport::new(RunStatus::Stopped, "the relay was shut down".to_owned());
+            }
+            own = Some(outcome);
         }
+        let own = async move {
+            match own {
+                Some(outcome) => outcome.await.ok(),
+                None => Some(nothing),
+            }
+        };
+        let all = async { tokio::join!(own, adopted) };
+        tokio::pin!(all);
         let budget = self.group.budget.unwrap_or(Duration::MAX);
         // Far beyond any run, and still a moment that can be computed.
         let over = tokio::time::sleep(budget.min(Duration::from_secs(30 * 365 * 86_400)));
@@ -746,7 +784,7 @@ impl Going {
         let mut timed_out = false;
         let outcome = loop {
             tokio::select! {
-                outcome = &mut outcome => break outcome,
+                all = &mut all => break all,
                 () = &mut over, if !timed_out => {
                     timed_out = true;
                     stop.send_replace(true);
@@ -761,9 +799,10 @@ impl Going {
                 }
             }
         };
-        let Ok(RunOutcome { counts, end }) = outcome else {
+        let (Some(own), adopted) = outcome else {
             return RunReport::new(RunStatus::Stopped, "the relay's loops were started anew".to_owned());
         };
+        let RunOutcome { counts, end } = adopted.into_iter().fold(own, RunOutcome::and);
         let (status, error) = match end {
             RunEnd::Done | RunEnd::Limit => (RunStatus::Done, None),
             RunEnd::Stopped if timed_out => (RunStatus::Timeout, Some(format!("it took longer than its budget of {budget:?}"))),

@@ -324,28 +324,34 @@ pub struct AdoptedRelay {
     task: Option<JoinHandle<()>>,
 }
 
-impl AdoptedRelay {
-    /// Scans the tables of `mapping` in the database of `outbox`, under a name that stands in logs and figures.
-    pub fn builder<DB: Backend>(outbox: &Outbox<DB>, name: impl Into<String>, mapping: Adopted) -> AdoptedRelayBuilder {
-        let (pool, tables) = (outbox.pool().clone(), outbox.tables().clone());
-        AdoptedRelayBuilder {
-            store: Box::new(move |deadline| DB::adopted(&pool, &tables, deadline).map(|handle| handle.0)),
-            name: name.into(),
-            mapping,
-            settings: RelaySettings::default(),
-            routes: HashMap::new(),
-            transports: HashMap::new(),
-            local: Local::default(),
-            continuous: true,
-            trace: None,
-        }
+/// Asks an [`AdoptedRelay`] for scans: what a group's runs do with its tables, see [`RelayBuilder::scan`](crate::RelayBuilder::scan).
+#[derive(Debug, Clone)]
+pub struct AdoptedScans {
+    shared: Arc<Shared>,
+    stop: watch::Receiver<bool>,
+}
+
+impl AdoptedScans {
+    /// The name of the mapping.
+    pub fn name(&self) -> &str {
+        &self.shared.name
     }
 
-    /// Scans every table once: takes up what is there and due, from the smallest id, up to `limit` messages, sends it, and writes
-    /// back what came of it. Once `stop` is true nothing more is taken up, and it ends when what is in flight is done.
+    /// The tables that there are, in the same order for every instance.
     ///
-    /// It may run beside the continuous scans, and beside other instances: a row belongs to whoever has claimed it.
-    pub async fn run_once(&self, limit: Option<u64>, stop: &watch::Receiver<bool>) -> RunOutcome {
+    /// # Errors
+    /// The database can't be reached, or the mapping doesn't fit the tables.
+    pub async fn tables(&self) -> Result<Vec<String>, Error> {
+        if self.shared.sources().is_empty() {
+            self.shared.discover().await?;
+        }
+        let mut names: Vec<String> = self.shared.sources().iter().map(|s| s.name.clone()).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// As [`AdoptedRelay::run_once`], of these tables alone where some are named.
+    pub async fn run_once(&self, limit: Option<u64>, tables: Option<&[String]>, stop: &watch::Receiver<bool>) -> RunOutcome {
         let mut counts = RunCounts::default();
         if self.shared.sources().is_empty()
             && let Err(e) = self.shared.discover().await
@@ -354,8 +360,9 @@ impl AdoptedRelay {
             return RunOutcome { counts, end: RunEnd::Lost(e.to_string()) };
         }
         let budget = Budget::new(limit);
-        let both = Stop::of(stop.clone(), self.stop.subscribe());
-        let sources = in_turn(self.shared.sources(), &self.shared.owner);
+        let both = Stop::of(stop.clone(), self.stop.clone());
+        let wanted = |source: &Arc<Source>| tables.is_none_or(|tables| tables.contains(&source.name));
+        let sources: Vec<_> = in_turn(self.shared.sources(), &self.shared.owner).into_iter().filter(wanted).collect();
         let scans = sources.iter().map(|source| async {
             let mut counts = RunCounts::default();
             loop {
@@ -384,6 +391,37 @@ impl AdoptedRelay {
             None => RunEnd::Done,
         };
         RunOutcome { counts, end }
+    }
+}
+
+impl AdoptedRelay {
+    /// Scans the tables of `mapping` in the database of `outbox`, under a name that stands in logs and figures.
+    pub fn builder<DB: Backend>(outbox: &Outbox<DB>, name: impl Into<String>, mapping: Adopted) -> AdoptedRelayBuilder {
+        let (pool, tables) = (outbox.pool().clone(), outbox.tables().clone());
+        AdoptedRelayBuilder {
+            store: Box::new(move |deadline| DB::adopted(&pool, &tables, deadline).map(|handle| handle.0)),
+            name: name.into(),
+            mapping,
+            settings: RelaySettings::default(),
+            routes: HashMap::new(),
+            transports: HashMap::new(),
+            local: Local::default(),
+            continuous: true,
+            trace: None,
+        }
+    }
+
+    /// Scans every table once: takes up what is there and due, from the smallest id, up to `limit` messages, sends it, and writes
+    /// back what came of it. Once `stop` is true nothing more is taken up, and it ends when what is in flight is done.
+    ///
+    /// It may run beside the continuous scans, and beside other instances: a row belongs to whoever has claimed it.
+    pub async fn run_once(&self, limit: Option<u64>, stop: &watch::Receiver<bool>) -> RunOutcome {
+        self.scans().run_once(limit, None, stop).await
+    }
+
+    /// A means to ask for scans, for those who don't own it.
+    pub fn scans(&self) -> AdoptedScans {
+        AdoptedScans { shared: self.shared.clone(), stop: self.stop.subscribe() }
     }
 
     /// What it did and how it stands.
