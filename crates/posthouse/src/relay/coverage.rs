@@ -15,7 +15,7 @@ pub(super) const ALERT: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_secs(60);
 
 /// The same while there are some, or when they couldn't be looked for.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(2);
 
 /// The houses of an instance with these groups.
 pub(super) fn of(groups: &[Group]) -> Coverage {

@@ -114,8 +114,9 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
         _ => {
             if let Some(schema) = tables.schema() {
                 // An IF NOT EXISTS still needs the CREATE privilege, so it is only asked for where the schema is missing.
-                let exists = "SELECT to_regnamespace($1) IS NOT NULL";
-                let mut there: bool = sqlx::query_scalar(exists).bind(quoted(schema)).fetch_one(&mut *tx).await?;
+                // Not to_regnamespace: what that didn't find it may not find when another session has made it meanwhile.
+                let exists = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
+                let mut there: bool = sqlx::query_scalar(exists).bind(schema).fetch_one(&mut *tx).await?;
                 if !there {
                     // Other sets of tables may be on their way into the same schema.
                     let lock = format!("posthouse schema {schema}");
@@ -124,7 +125,7 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
                     if !locked {
                         return Ok(false);
                     }
-                    there = sqlx::query_scalar(exists).bind(quoted(schema)).fetch_one(&mut *tx).await?;
+                    there = sqlx::query_scalar(exists).bind(schema).fetch_one(&mut *tx).await?;
                 }
                 if !there {
                     sqlx::raw_sql(tables.sql("CREATE SCHEMA {schema}")).execute(&mut *tx).await?;
@@ -139,10 +140,6 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
     }
     tx.commit().await?;
     Ok(true)
-}
-
-fn quoted(schema: &str) -> String {
-    format!("\"{schema}\"")
 }
 
 /// The version in the database; None when there are no tables.

@@ -99,6 +99,8 @@ async fn of_two_runs_that_want_a_house_one_takes_place<T: TestDb>() {
     assert_eq!(all.await.counts.delivered, left);
     assert_eq!((log.len(), log.distinct()), (40, 40));
 
+    wait_for("the houses to be free", SOON, async || owned::<T>(&outbox).await == 0).await;
+
     // One that dies in a run is no holder once its lease has ended.
     drop(one);
     other.shutdown(Duration::from_secs(5)).await;

@@ -16,9 +16,23 @@ on_all_databases!(
     a_run_sends_what_was_there_and_no_more,
     what_fails_waits_for_the_next_run,
     a_limit_counts_messages_that_are_taken_up,
+);
+
+/// What is the engine's alone, whatever the database.
+macro_rules! on_one_database {
+    ($($name:ident),+ $(,)?) => {
+        mod engine { $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() { super::bounded(super::$name::<crate::support::Sqlite>()).await }
+        )+ }
+    };
+}
+
+on_one_database!(
     a_stopped_run_finishes_what_is_in_flight,
     a_group_has_no_more_in_flight_than_it_may,
     a_run_does_not_wait_for_a_destination_that_is_down,
+    what_is_tried_again_in_a_run_counts_once,
     runs_that_make_no_sense_are_refused,
 );
 
@@ -265,6 +279,34 @@ async fn a_run_does_not_wait_for_a_destination_that_is_down<T: TestDb>() {
     relay.shutdown(Duration::from_secs(5)).await;
 }
 
+async fn what_is_tried_again_in_a_run_counts_once<T: TestDb>() {
+    let outbox = with_houses::<T>(8).await;
+    let log = Log::default();
+    let (sends, l) = (Arc::new(AtomicUsize::new(0)), log.clone());
+    let transport = from_fn(move |d: Delivery| {
+        let (sends, log) = (sends.clone(), l.clone());
+        async move {
+            if d.message().destination == "test:slow" {
+                // Keeps the run going until the others have come back.
+                while log.len() < 4 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            } else if sends.fetch_add(1, Ordering::SeqCst) < 4 {
+                return d.unavailable("not yet");
+            } else {
+                log.add(&d);
+            }
+            d.delivered();
+        }
+    });
+    publish::<T>(&outbox, (0..4).map(|n| Message::to("test:flaky").payload(n.to_string()))).await;
+    publish::<T>(&outbox, [Message::to("test:slow")]).await;
+    let relay = start(&outbox, patient(), manual("all").limit(5), transport).await;
+    assert_eq!(told(&relay.run(Run::of("manual")).await), ([5, 5, 0, 0], RunEnd::Done));
+    assert_eq!((log.distinct(), pending::<T>(&outbox).await), (4, 0));
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
 async fn runs_that_make_no_sense_are_refused<T: TestDb>() {
     let outbox = with_houses::<T>(8).await;
     let log = Log::default();
@@ -321,20 +363,21 @@ macro_rules! with_several_houses {
 with_several_houses!(
     a_group_that_is_stuck_does_not_hold_up_another,
     a_house_that_is_lost_ends_the_run_after_the_others,
-    a_handover_waits_for_the_run
+    a_handover_waits_for_the_run,
+    what_is_committed_late_is_found_by_the_last_look,
 );
 
 /// To the same destination, more than there is room for in memory.
 async fn a_group_that_is_stuck_does_not_hold_up_another<T: TestDb>() {
     let outbox = with_houses::<T>(8).await;
     let table = outbox.tables().name("pending");
-    publish::<T>(&outbox, (0..1_600).map(|n| Message::to("test:a").payload(n.to_string()))).await;
+    publish::<T>(&outbox, (0..1_000).map(|n| Message::to("test:a").payload(n.to_string()))).await;
     let stuck = T::number(outbox.pool(), format!("SELECT count(*) FROM {table} WHERE house < 4")).await;
     let log = Log::default();
     let (release, released) = watch::channel(false);
     let l = log.clone();
     let first = Arc::new(AtomicUsize::new(0));
-    let (f, expected) = (first.clone(), 1_600 - stuck as usize);
+    let (f, expected) = (first.clone(), 1_000 - stuck as usize);
     let transport = from_fn(move |d: Delivery| {
         let (mut released, log, first) = (released.clone(), l.clone(), f.clone());
         async move {
@@ -365,7 +408,7 @@ async fn a_group_that_is_stuck_does_not_hold_up_another<T: TestDb>() {
     let (run, other) = tokio::join!(run, other);
     assert_eq!(told(&other), ([expected as u64, expected as u64, 0, 0], RunEnd::Done));
     assert_eq!(told(&run), ([stuck as u64, stuck as u64, 0, 0], RunEnd::Done));
-    assert_eq!((log.len(), log.distinct()), (1_600, 1_600));
+    assert_eq!((log.len(), log.distinct()), (1_000, 1_000));
     relay.shutdown(Duration::from_secs(5)).await;
 }
 
@@ -413,7 +456,10 @@ async fn a_handover_waits_for_the_run<T: TestDb>() {
     let meanwhile = async {
         wait_for("in flight", SOON, async || log.len() == 4).await;
         let second = start(&outbox, settings, manual("all"), Recorder(log.clone())).await;
-        wait_for("the second to be seen", SOON, async || second.stats().passes.contains_key("membership")).await;
+        wait_for("the second to join", SOON, async || second.stats().passes.contains_key("membership")).await;
+        let joined = std::time::Instant::now();
+        wait_for("it to be seen", SOON, async || relay.stats().passes["membership"] > joined + Duration::from_secs(1)).await;
+        assert_eq!(relay.stats().houses, 8, "nothing is handed over in the middle");
         release.send_replace(true);
         second
     };
@@ -426,4 +472,24 @@ async fn a_handover_waits_for_the_run<T: TestDb>() {
     assert_eq!((log.len(), log.distinct(), log.order_violations()), (80, 80, 0));
     relay.shutdown(Duration::from_secs(5)).await;
     second.shutdown(Duration::from_secs(5)).await;
+}
+
+/// Below the end of the run, and behind its reads.
+async fn what_is_committed_late_is_found_by_the_last_look<T: TestDb>() {
+    let outbox = with_houses::<T>(1).await;
+    let log = Log::default();
+    let (release, transport) = held(&log);
+    let mut late = outbox.begin().await.unwrap();
+    outbox.publish(&mut late, Message::to("test:a").payload("late")).await.unwrap();
+    publish::<T>(&outbox, (0..10).map(|n| Message::to("test:a").payload(n.to_string()))).await;
+    let relay = start(&outbox, patient(), manual("all"), transport).await;
+    let run = relay.run(Run::of("manual"));
+    let meanwhile = async {
+        wait_for("in flight", SOON, async || log.len() == 10).await;
+        late.commit().await.unwrap();
+        release.send_replace(true);
+    };
+    let (outcome, ()) = tokio::join!(run, meanwhile);
+    assert_eq!(told(&outcome), ([11, 11, 0, 0], RunEnd::Done));
+    relay.shutdown(Duration::from_secs(5)).await;
 }
