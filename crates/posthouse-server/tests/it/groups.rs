@@ -82,7 +82,7 @@ fn one_wrong_thing_is_told_once() {
         (group("limit = 5"), "groups.g.limit", &["is for runs, and a continuous group has none"]),
         ("[[groups]]\n[[groups]]\nname = \"h\"\nhouses = \"1\"".into(), "groups[0].name", &["is missing"]),
         ("[groups]\nname = \"g\"".into(), "groups", &["is a table, must be tables", "write [[groups]]"]),
-        (group("databases = [\"b\"]"), "groups.g.databases", &["there is no database \\\"b\\\"", "there are a"]),
+        (group("databases = [\"elsewhere\"]"), "groups.g.databases", &["there is no database \\\"elsewhere\\\"", "there are a"]),
     ] {
         one(&text, path, words);
     }

@@ -192,7 +192,7 @@ pub(super) async fn run(
     owned.mark_changed();
     let now = Instant::now();
     let mut scheduler = Scheduler {
-        slots: shared.groups.iter().filter_map(Slot::new).collect(),
+        slots: slots(&shared),
         continuous: shared.groups.iter().filter(|g| g.is_continuous()).map(|g| (g.clone(), None)).collect(),
         shared,
         engine,
@@ -235,6 +235,16 @@ pub(super) async fn run(
         scheduler.on_joined(event);
     }
     NAME
+}
+
+/// The groups that have runs, with the figures of the loops before these.
+fn slots(shared: &Shared) -> Vec<Slot> {
+    let stats = shared.stats();
+    let with_figures = |mut slot: Slot| {
+        slot.stats = stats.groups.get(&slot.group.name).cloned().unwrap_or_default();
+        slot
+    };
+    shared.groups.iter().filter_map(Slot::new).map(with_figures).collect()
 }
 
 impl Scheduler {

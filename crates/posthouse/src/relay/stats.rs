@@ -79,7 +79,7 @@ impl RelayStats {
     }
 }
 
-/// How a group stands on this instance. Counters start at 0 with the relay's loops.
+/// How a group stands on this instance. Counters start at 0 with the relay.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct GroupStats {

@@ -47,7 +47,9 @@ async fn without_groups<T: StoreDb>(db: &Fresh<T>) {
     for table in ["group", "run"].iter().chain((T::NAME != "sqlite").then_some(&"adopted")) {
         db.run(&format!("DROP TABLE {{{table}}}")).await;
     }
-    db.run("ALTER TABLE {instance} DROP COLUMN houses").await;
+    for column in ["houses", "run_houses"] {
+        db.run(&format!("ALTER TABLE {{instance}} DROP COLUMN {column}")).await;
+    }
 }
 
 /// The tables of version 1 with messages in them, and ten processes of this version.
