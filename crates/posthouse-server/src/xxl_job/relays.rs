@@ -10,22 +10,31 @@ use tokio::sync::watch;
 
 use super::log::RunLog;
 use super::scan::{Counts, Scans, Stop, Unit};
-use crate::config::Config;
+use crate::config::{Config, DatabaseConfig};
 use crate::http::{Served, ServedRelay};
 
-/// The groups that an outside scheduler runs, and the relays that do it.
+/// The groups that an outside scheduler runs, and the relays that do it. What has a relay of its own, a set of tables, counts as a
+/// database here.
 pub(crate) struct Relays {
     served: Arc<Served>,
     groups: Vec<Group>,
-    /// For each database the names of its groups, and the prefix of its tables.
-    databases: BTreeMap<String, (Vec<String>, String)>,
+    sources: BTreeMap<String, Source>,
+}
+
+struct Source {
+    prefix: String,
+    /// The names of its groups.
+    groups: Vec<String>,
 }
 
 impl Relays {
     pub(crate) fn new(config: &Config, served: Arc<Served>) -> Self {
-        let names = |database: &str| config.groups_of(database).into_iter().map(|g| g.name).collect();
-        let databases = config.databases.iter().map(|(name, d)| (name.clone(), (names(name), d.prefix.clone())));
-        let out = Self { served, groups: config.groups.clone(), databases: databases.collect() };
+        let source = |(name, config_of): (String, DatabaseConfig)| {
+            let groups = config.groups_of(&name).into_iter().map(|g| g.name).collect();
+            (name, Source { prefix: config_of.prefix, groups })
+        };
+        let sources = config.sources().into_iter().map(source).collect();
+        let out = Self { served, groups: config.groups.clone(), sources };
         if out.external().is_empty() {
             tracing::warn!("an XXL-JOB admin can run nothing here: no [[groups]] has trigger = \"external\"");
         }
@@ -62,13 +71,17 @@ fn not_running() -> String {
 impl Scans for Relays {
     fn databases(&self, group: &str, only: &[String]) -> Result<Vec<String>, String> {
         let group = self.group(group)?;
-        let works = self.databases.iter().filter(|(_, (groups, _))| groups.contains(&group.name)).map(|(name, _)| name.clone());
-        let all: Vec<String> = works.collect();
-        match only.iter().find(|name| !all.contains(name)) {
-            Some(name) => Err(format!("group {:?} has no database {name:?}; it has {}", group.name, all.join(", "))),
-            None if only.is_empty() => Ok(all),
-            None => Ok(only.to_vec()),
+        let all: Vec<&String> =
+            self.sources.iter().filter(|(_, s)| s.groups.contains(&group.name)).map(|(name, _)| name).collect();
+        // Of several sets of tables each is named after its database and its prefix; a database's name stands for all of them.
+        let meant =
+            |name: &str, source: &str| source == name || source.split_once('/').is_some_and(|(database, _)| database == name);
+        if let Some(name) = only.iter().find(|name| !all.iter().any(|source| meant(name, source))) {
+            let all: Vec<&str> = all.iter().map(|name| name.as_str()).collect();
+            return Err(format!("group {:?} has no database {name:?}; it has {}", group.name, all.join(", ")));
         }
+        let wanted = all.into_iter().filter(|source| only.is_empty() || only.iter().any(|name| meant(name, source)));
+        Ok(wanted.cloned().collect())
     }
 
     fn units<'s>(&'s self, group: &'s str, database: &'s str) -> BoxFuture<'s, Result<Vec<Unit>, String>> {
@@ -76,7 +89,7 @@ impl Scans for Relays {
             let houses = &self.group(group)?.houses;
             let store = self.relay(database)?.store().ok_or_else(not_running)?;
             let (_, count) = store.check().await.map_err(|e| e.to_string())?;
-            let table = self.databases.get(database).map(|(_, prefix)| prefix.clone()).unwrap_or_default();
+            let table = self.sources.get(database).map(|s| s.prefix.clone()).unwrap_or_default();
             let all = (0..count).filter(|house| houses.contains(i32::from(*house)));
             Ok(all.map(|house| Unit { table: table.clone(), house: Some(house) }).collect())
         })
