@@ -62,6 +62,7 @@
 //! - Several databases and tables: [`Router`] says where a key belongs.
 //! - From another driver: [`Outbox::insert_statement`]. From another language: one plain `INSERT` into `posthouse_message`.
 //! - Delivering: [`RelayBuilder`], [`RelaySettings`], [`Route`], [`Retry`], and [`RelayStats`] to see how it goes.
+//! - Sending at certain times: [`Group`], [`Trigger`], [`Relay::trigger`]; the module [`schedule`] for cron expressions.
 //! - Sending elsewhere: [`transport::Transport`], or [`transport::from_fn`] for a function.
 //! - Receiving: the module `inbox` (feature `inbox`), and `consumer` for brokers (features `inbox` and the broker's).
 //! - Lists and operator actions: [`store::Store`], from [`Outbox::store`] or [`Relay::store`].

@@ -14,9 +14,6 @@ use crate::output::{self, clean};
 /// A terminal of this width has room for all columns.
 const WIDE: u16 = 140;
 
-/// A run takes at most this many lines in a list; `--json` tells the rest.
-const LINES: usize = 3;
-
 pub(crate) async fn run(global: &Global, command: Runs) -> Result<(), Failure> {
     let config = load(global)?;
     let database = one_database(&config)?;
@@ -37,16 +34,27 @@ pub(crate) async fn run(global: &Global, command: Runs) -> Result<(), Failure> {
         output::say("no runs");
         return Ok(());
     }
-    output::print_table(table(&rows));
+    let wide = output::terminal_width().is_none_or(|w| w >= WIDE);
+    output::print_table(table(&rows, wide));
+    if !wide {
+        errors(&rows);
+    }
     if let Some(next) = next {
         output::say(&format!("\nthere may be more: --before {next}"));
     }
     Ok(())
 }
 
-fn table(rows: &[RunRow]) -> Table {
-    let wide = output::terminal_width().is_none_or(|w| w >= WIDE);
-    let troubled = rows.iter().any(|r| r.error.is_some());
+/// Below the table, where there is no room in it.
+fn errors(rows: &[RunRow]) {
+    for (n, run) in rows.iter().filter(|r| r.error.is_some()).enumerate() {
+        let gap = if n == 0 { "\n" } else { "" };
+        output::say(&format!("{gap}{}: {}", run.id, clean(run.error.as_deref().unwrap_or_default())));
+    }
+}
+
+fn table(rows: &[RunRow], wide: bool) -> Table {
+    let troubled = wide && rows.iter().any(|r| r.error.is_some());
     let mut header = vec!["id", "group", "cause", "status", "began", "took", "sent", "retry", "fail"];
     header.extend(wide.then_some("instance"));
     header.extend(troubled.then_some("error"));
@@ -70,9 +78,7 @@ fn table(rows: &[RunRow]) -> Table {
         if troubled {
             cells.push(Cell::new(clean(r.error.as_deref().unwrap_or(""))));
         }
-        let mut row = Row::from(cells);
-        row.max_height(LINES);
-        table.add_row(row);
+        table.add_row(Row::from(cells));
     }
     output::unbroken(&mut table, &["ID", "CAUSE", "STATUS", "BEGAN", "TOOK", "SENT", "RETRY", "FAIL"]);
     table

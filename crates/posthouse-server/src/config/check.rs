@@ -87,7 +87,7 @@ fn doubtful(walk: &Walk<'_>, key: &str) -> bool {
 }
 
 /// The library's own findings, with what was written.
-pub(super) fn told(problems: Vec<(String, String)>, at: &str, walk: &Walk<'_>, out: &mut Vec<Problem>) {
+fn told(problems: Vec<(String, String)>, at: &str, walk: &Walk<'_>, out: &mut Vec<Problem>) {
     for (field, why) in problems {
         let path = format!("{at}.{field}");
         let key = field.rsplit('.').next().unwrap_or(&field);

@@ -6,7 +6,6 @@ use posthouse::schedule::time_zones;
 use posthouse::{Group, Trigger};
 use toml::{Table, Value};
 
-use super::check::told;
 use super::problem::{Problem, join};
 use super::shape::{Walk, suggest};
 use super::{Config, DatabaseConfig, typed};
@@ -70,34 +69,54 @@ fn trigger(walk: &mut Walk<'_>, at: &str, table: &mut Table) {
 
 /// What is wrong with groups, between them, and with what they name.
 pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, out: &mut Vec<Problem>) {
-    let sound: Vec<Group> = written.iter().filter_map(|w| w.group.clone()).collect();
     let broken: Vec<&str> = written.iter().filter(|w| w.group.is_none()).filter_map(|w| w.name.as_deref()).collect();
-    for (path, why) in Group::problems_of(&sound) {
-        // The last of this name: the library tells of the one that comes later.
-        let of = |w: &&Written| w.group.as_ref().is_some_and(|g| path.starts_with(&format!("groups.{:?}.", g.name)));
-        let Some(w) = written.iter().rfind(of) else { continue };
+    let mut sound: Vec<Group> = Vec::new();
+    let mut places: Vec<&str> = Vec::new();
+    for w in written {
         let Some(group) = &w.group else { continue };
-        let field = path[format!("groups.{:?}.", group.name).len()..].to_owned();
+        let mut group = group.clone();
+        if sound.iter().any(|other| other.name == group.name) {
+            let path = join(&w.at, "name");
+            let reason = "two groups have this name; give one of them another";
+            out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason));
+            // So that what else is wrong with it is told of the right one.
+            group.name = format!("{}{SECOND}{}", group.name, sound.len());
+        }
+        sound.push(group);
+        places.push(&w.at);
+    }
+    for (path, why) in Group::problems_of(&sound) {
+        let place = |g: &Group| path.strip_prefix(&format!("groups.{:?}.", g.name)).map(str::to_owned);
+        let Some((place, field)) = sound.iter().enumerate().find_map(|(n, g)| Some((n, place(g)?))) else { continue };
+        let group = &sound[place];
         if field == "then" && group.then.as_deref().is_some_and(|then| broken.contains(&then)) {
             continue;
         }
-        let fix = match field.as_str() {
-            "then" => meant(group.then.as_deref(), written.iter().filter_map(|w| w.name.as_deref())),
-            "trigger.tz" => match &group.trigger {
-                Trigger::Cron { tz, .. } => meant(Some(tz), time_zones().iter().map(String::as_str)),
-                _ => None,
-            },
+        let fix = match (field.as_str(), &group.trigger) {
+            ("then", _) => meant(group.then.as_deref(), written.iter().filter_map(|w| w.name.as_deref())),
+            ("trigger.tz", Trigger::Cron { tz, .. }) => meant(Some(tz), time_zones().iter().map(String::as_str)),
             _ => None,
         };
-        let before = out.len();
-        told(vec![(field, why)], &w.at, walk, out);
-        for problem in &mut out[before..] {
-            problem.fix = fix.clone();
-        }
+        let path = format!("{}.{field}", places[place]);
+        let shown = walk.shown.get(&path).cloned();
+        // Where the library's text begins with the value, that stands before it here already.
+        let why = match why.split_once(", must ") {
+            Some((value, rest)) if shown.is_some() && !value.contains(' ') => format!("must {rest}"),
+            _ => without_marks(&why),
+        };
+        let problem = Problem::new(path, shown, why);
+        out.push(match fix {
+            Some(fix) => problem.fix(fix),
+            None => problem,
+        });
     }
+    let before = out.len();
     for w in written {
         let Some(group) = &w.group else { continue };
         names(config, group, &w.at, walk, out);
+    }
+    if out.len() > before {
+        return;
     }
     if written.is_empty() || written.iter().any(|w| w.group.is_none()) {
         return;
@@ -118,6 +137,15 @@ pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, o
         let fix = format!("add a [[groups]] with databases = [{name:?}], or leave databases and tables out of one");
         out.push(Problem::new(join("databases", name), None, reason).fix(fix));
     }
+}
+
+/// Stands between the name of a second group of one name and its number, while it is checked.
+const SECOND: char = '‡';
+
+fn without_marks(text: &str) -> String {
+    let mut parts = text.split(SECOND);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| all + part.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
 fn meant<'n>(name: Option<&str>, known: impl IntoIterator<Item = &'n str>) -> Option<String> {

@@ -82,15 +82,8 @@ fn one_wrong_thing_is_told_once() {
         (group("limit = 5"), "groups.g.limit", &["is for runs, and a continuous group has none"]),
         ("[[groups]]\n[[groups]]\nname = \"h\"\nhouses = \"1\"".into(), "groups[0].name", &["is missing"]),
         ("[groups]\nname = \"g\"".into(), "groups", &["is a table, must be tables", "write [[groups]]"]),
-        (group("databases = [\"b\"]"), "groups.g.databases", &["there is no database \\\"b\\\"", "there are a"]),
+        (group("databases = [\"elsewhere\"]"), "groups.g.databases", &["there is no database \\\"elsewhere\\\"", "there are a"]),
     ] {
-        if path == "groups.g.databases" {
-            let found = problems(&format!("[databases.a]\nurl = \"postgres://u@localhost/db\"\n{text}"));
-            let paths: Vec<&str> = found.iter().map(|(path, _)| path.as_str()).collect();
-            assert_eq!(paths, ["databases.a", path], "{found:?}");
-            assert!(found[0].1.contains("no group works on it"), "{found:?}");
-            continue;
-        }
         one(&text, path, words);
     }
 }
@@ -166,11 +159,9 @@ fn groups_are_run_paused_and_looked_at() {
     assert_eq!((&main["status"], main["runs"].as_array().unwrap().len()), (&json!("DONE"), 1), "{told}");
     assert!(sent > 0 && sent < 12 && main["messages"] == sent && main["failed"] == 0, "{told}");
     let ran = ph(&w.dir, &["groups", "run", "now"]).code(0);
-    assert!(
-        ran.stdout.starts_with("main: now DONE: 0 messages, 0 delivered, 0 to be retried, 0 failed (1 instance, "),
-        "{}",
-        ran.stdout
-    );
+    let told =
+        (ran.stdout.starts_with("main: now DONE in "), ran.stdout.ends_with(" on 1 instance: 0 sent, 0 to retry, 0 failed\n"));
+    assert_eq!(told, (true, true), "{}", ran.stdout);
     let asked = ph(&w.dir, &["groups", "run", "nightly", "--no-wait"]).code(0);
     assert!(asked.stdout.starts_with("main: asked for a run of nightly (request "), "{}", asked.stdout);
     wait_for("everything to be sent", || (w.receiver.seen().len() == 12).then_some(()));

@@ -54,9 +54,14 @@ pub(super) fn judge(shared: &Shared, members: &Membership) {
     } else if known != Some(&uncovered) {
         // Since when any is uncovered: instances that come and go meanwhile don't put off the alert.
         let since = stats.uncovered.as_ref().map_or_else(Instant::now, |u| u.since);
-        let found = Uncovered { houses: uncovered, since };
+        let alerted = stats.uncovered.as_ref().is_some_and(|u| u.alerted);
+        let found = Uncovered { houses: uncovered, since, alerted };
         tracing::warn!("{found}");
         stats.uncovered = Some(found);
+    }
+    if let Some(found) = stats.uncovered.as_mut().filter(|u| !u.alerted && u.since.elapsed() >= ALERT) {
+        tracing::error!("{found}");
+        found.alerted = true;
     }
     drop(stats);
     if first {

@@ -122,10 +122,15 @@ struct Slot {
 
 impl Slot {
     fn new(group: &Group) -> Option<Self> {
+        let mut group = group.clone();
+        if group.is_external() {
+            // Whoever runs it from outside sees how it ended.
+            group.retries = 0;
+        }
         // Expressions are checked before a relay starts.
-        let plan = Plan::new(group).ok().filter(|_| !group.is_continuous())?;
+        let plan = Plan::new(&group).ok().filter(|_| !group.is_continuous())?;
         Some(Self {
-            group: group.clone(),
+            group,
             plan,
             started: false,
             row: GroupRow::default(),
@@ -186,7 +191,7 @@ pub(super) async fn run(
     owned.mark_changed();
     let now = Instant::now();
     let mut scheduler = Scheduler {
-        slots: shared.groups.iter().filter_map(Slot::new).collect(),
+        slots: slots(&shared),
         continuous: shared.groups.iter().filter(|g| g.is_continuous()).map(|g| (g.clone(), None)).collect(),
         shared,
         engine,
@@ -229,6 +234,16 @@ pub(super) async fn run(
         scheduler.on_joined(event);
     }
     NAME
+}
+
+/// The groups that have runs, with the figures of the loops before these.
+fn slots(shared: &Shared) -> Vec<Slot> {
+    let stats = shared.stats();
+    let with_figures = |mut slot: Slot| {
+        slot.stats = stats.groups.get(&slot.group.name).cloned().unwrap_or_default();
+        slot
+    };
+    shared.groups.iter().filter_map(Slot::new).map(with_figures).collect()
 }
 
 impl Scheduler {

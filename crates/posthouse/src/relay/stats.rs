@@ -79,7 +79,7 @@ impl RelayStats {
     }
 }
 
-/// How a group stands on this instance. Counters start at 0 with the relay's loops.
+/// How a group stands on this instance. Counters start at 0 with the relay.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct GroupStats {
@@ -125,6 +125,8 @@ pub struct Uncovered {
     pub houses: Houses,
     /// Since when there have been any.
     pub since: Instant,
+    /// It was logged as an error.
+    pub(super) alerted: bool,
 }
 
 impl fmt::Display for Uncovered {

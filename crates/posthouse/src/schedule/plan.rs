@@ -195,8 +195,6 @@ impl Plan {
     pub(crate) fn ask(&mut self, ask: Ask) -> Vec<Do> {
         let Some(running) = &mut self.running else { return vec![self.begin(ask)] };
         let policy = match ask.cause {
-            // The one that is going finds what the one that failed has left.
-            Cause::Retry => return Vec::new(),
             // The one that is going may not know of the houses that came since.
             Cause::Takeover => WhenBusy::Serial,
             _ => self.when_busy,

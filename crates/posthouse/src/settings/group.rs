@@ -367,6 +367,9 @@ impl Group {
                         format!("group {then:?} is continuous, and has no runs; name another, or remove it"),
                     ));
                 }
+                Some(next) if next.is_external() => {
+                    out.push((path("then"), format!("group {then:?} is run by a scheduler outside; name another, or remove it")));
+                }
                 Some(_) => {}
             }
             // The first of a cycle tells of it.
@@ -500,6 +503,8 @@ mod tests {
         let circle = told(&[then("a", "0", "b"), then("b", "1", "c"), then("c", "2", "b"), then("d", "3", "a")]);
         assert_eq!(circle, "groups.\"b\".then: goes round in a circle: b, c, b; leave one of them out");
         assert!(told(&[then("a", "0", "b"), Group::new("b").houses("1").unwrap()]).contains("\"b\" is continuous"));
+        let outside = group("b", "1").trigger(Trigger::External);
+        assert!(told(&[then("a", "0", "b"), outside]).contains("\"b\" is run by a scheduler outside"));
     }
 
     #[test]

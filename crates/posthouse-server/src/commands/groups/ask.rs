@@ -111,16 +111,15 @@ fn outcome(database: &Database, name: &str, request: i64, rows: &[RunRow], mut t
     told["runs"] = json!(of_instances);
     let took = own.ended_us.map_or(0, |ended| ended - own.requested_us);
     let line = format!(
-        "{}: {} {}: {}, {} delivered, {} to be retried, {} failed ({}, {})",
+        "{}: {} {} in {} on {}: {} sent, {} to retry, {} failed",
         clean(&database.name),
         clean(name),
         own.status.as_str(),
-        count(own.messages as usize, "message"),
+        output::span(Duration::from_micros(took.unsigned_abs())),
+        count(of_instances.iter().filter(|r| r.status != RunStatus::Discarded).count(), "instance"),
         own.delivered,
         own.retried,
         own.failed,
-        count(of_instances.iter().filter(|r| r.status != RunStatus::Discarded).count(), "instance"),
-        output::span(Duration::from_micros(took.unsigned_abs())),
     );
     let failed = (own.status != RunStatus::Done).then(|| {
         let why = own.error.as_deref().map(|e| format!(": {e}")).unwrap_or_default();

@@ -114,9 +114,19 @@ async fn try_migrate(conn: &mut PgConnection, tables: &Tables, houses: u16) -> R
         _ => {
             if let Some(schema) = tables.schema() {
                 // An IF NOT EXISTS still needs the CREATE privilege, so it is only asked for where the schema is missing.
-                let exists: bool =
-                    sqlx::query_scalar("SELECT to_regnamespace($1) IS NOT NULL").bind(quoted(schema)).fetch_one(&mut *tx).await?;
-                if !exists {
+                let exists = "SELECT to_regnamespace($1) IS NOT NULL";
+                let mut there: bool = sqlx::query_scalar(exists).bind(quoted(schema)).fetch_one(&mut *tx).await?;
+                if !there {
+                    // Other sets of tables may be on their way into the same schema.
+                    let lock = format!("posthouse schema {schema}");
+                    let lock = sqlx::query_scalar("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))").bind(lock);
+                    let locked: bool = lock.fetch_one(&mut *tx).await?;
+                    if !locked {
+                        return Ok(false);
+                    }
+                    there = sqlx::query_scalar(exists).bind(quoted(schema)).fetch_one(&mut *tx).await?;
+                }
+                if !there {
                     sqlx::raw_sql(tables.sql("CREATE SCHEMA {schema}")).execute(&mut *tx).await?;
                 }
             }

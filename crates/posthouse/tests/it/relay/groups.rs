@@ -108,6 +108,7 @@ async fn houses_nobody_covers_are_named_and_wait<T: TestDb>() {
     let log = Log::default();
     let mut settings = quick();
     settings.lease = Duration::from_secs(2);
+    settings.send_timeout = Duration::from_secs(1);
     let a = start(&outbox, settings.clone(), &[group("low", "0-3"), group("middle", "4-5")], &log).await;
     let b = start(&outbox, settings.clone(), &[group("high", "6-7"), group("middle", "4-5")], &log).await;
     wait_for("shares", SOON, async || (a.stats().houses, b.stats().houses) == (5, 3)).await;

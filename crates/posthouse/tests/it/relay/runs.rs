@@ -247,7 +247,7 @@ async fn a_run_does_not_wait_for_a_destination_that_is_down<T: TestDb>() {
         }
         async move { if available { d.delivered() } else { d.unavailable("down") } }
     });
-    publish::<T>(&outbox, (0..50).map(|n| Message::to("test:down").key(n % 3).payload(n.to_string()))).await;
+    publish::<T>(&outbox, (0..50).map(|n| Message::to("test:down").key(format!("down {}", n % 3)).payload(n.to_string()))).await;
     publish::<T>(&outbox, (0..50).map(|n| Message::to("test:up").key(n % 3).payload(n.to_string()))).await;
     let relay = start(&outbox, quick(), manual("all"), transport).await;
     let outcome = relay.run(Run::of("manual")).await;
@@ -281,6 +281,7 @@ async fn runs_that_make_no_sense_are_refused<T: TestDb>() {
     relay.shutdown(Duration::from_secs(5)).await;
 
     let relay = start(&outbox, patient(), Group::new("all"), Recorder(log.clone())).await;
+    relay.drain_once().await;
     let RunEnd::Lost(why) = relay.run(Run::of("all")).await.end else { panic!("a run of a continuous group") };
     assert!(why.contains("continuous"), "{why}");
     relay.shutdown(Duration::from_secs(5)).await;
@@ -381,6 +382,10 @@ async fn a_house_that_is_lost_ends_the_run_after_the_others<T: TestDb>() {
     let run = relay.run(Run::of("manual"));
     let meanwhile = async {
         wait_for("in flight", SOON, async || log.len() == 4).await;
+        let hour =
+            if T::NAME == "postgres" { "clock_timestamp() + interval '1 hour'" } else { "UTC_TIMESTAMP(6) + INTERVAL 1 HOUR" };
+        let thief = format!("INSERT INTO {} (instance, lease_until, houses) VALUES ('thief', {hour}, '')", tables("instance"));
+        T::execute(outbox.pool(), thief).await;
         T::execute(outbox.pool(), format!("UPDATE {} SET owner = 'thief', epoch = epoch + 1 WHERE house = 3", tables("house")))
             .await;
         wait_for("it to be noticed", SOON, async || relay.stats().houses == 7).await;

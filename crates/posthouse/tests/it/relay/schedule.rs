@@ -145,6 +145,11 @@ impl<T: TestDb> Busy<T> {
         wait_for("the run to be recorded", SOON, async || runs(&relay).await.len() == 1).await;
         (Self { outbox, relay, log, release }, first)
     }
+
+    /// The run has been told to stop: the message that waited, and was read together with the other, has gone back.
+    async fn is_stopping(&self) {
+        wait_for("the run to stop", SOON, async || self.relay.stats().in_memory == 1).await;
+    }
 }
 
 /// Asked for at once.
@@ -184,6 +189,7 @@ async fn a_busy_group_gives_way_to_the_next_run<T: TestDb>() {
     let (busy, first) = Busy::<T>::new(|g| g.when_busy = WhenBusy::Cover).await;
     let second = trigger(&busy.relay);
     wait_for("the second to wait", SOON, async || stats(&busy.relay).waiting).await;
+    busy.is_stopping().await;
     assert_eq!(busy.log.len(), 1);
     busy.release.send_replace(true);
     let (first, second) = (first.await, second.await);
@@ -237,8 +243,7 @@ async fn a_run_that_takes_too_long_is_cut<T: TestDb>() {
         g.retries = 3;
     })
     .await;
-    // Longer than the budget: the receiver holds what is in flight, and nothing else is taken up.
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    busy.is_stopping().await;
     busy.release.send_replace(true);
     let first = first.await;
     assert_eq!((first.status, first.counts.delivered), (RunStatus::Timeout, 1));
@@ -331,6 +336,7 @@ async fn a_group_is_stopped<T: TestDb>() {
     busy.relay.store().runs().stop("manual").await.unwrap();
     let second = second.await;
     assert_eq!(second.error.as_deref(), Some("the group was stopped while it waited"));
+    busy.is_stopping().await;
     busy.release.send_replace(true);
     let first = first.await;
     assert_eq!((first.status, first.counts.delivered, first.error), (RunStatus::Stopped, 1, None));
