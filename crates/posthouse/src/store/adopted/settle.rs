@@ -25,6 +25,8 @@ pub(crate) enum What {
     Failed { error: String, counted: bool },
     /// It was not sent: it may go after this wait, as if it had not been claimed.
     Release { wait: Duration },
+    /// What came of it can't be written into the owner's row. It is left as it is, and found again after this wait.
+    SetAside { wait: Duration, error: String },
 }
 
 /// What became of one write-back.
@@ -138,7 +140,7 @@ impl Source {
                     // Changed, and still in the sending state: by this claim, or by its owner, who sends it then. If nobody has
                     // finished it in the time of a lease, it is sent again.
                     let due = format!("{} + {}", dialect.now(), dialect.interval(lease));
-                    out.statements.push(self.left_sending(dialect, tables, row, &due));
+                    out.statements.push(self.left(dialect, tables, row, &due, None));
                 } else {
                     gone.push(row.id.clone());
                 }
@@ -160,6 +162,10 @@ impl Source {
                         let due = Some(format!("{} + {}", dialect.now(), dialect.interval(*wait)));
                         out.statements.push(self.own_update(dialect, tables, row, row.own_attempts(self), due, None, true));
                     }
+                }
+                What::SetAside { wait, error } => {
+                    let due = format!("{} + {}", dialect.now(), dialect.interval(*wait));
+                    out.statements.push(self.left(dialect, tables, row, &due, Some(error)));
                 }
                 What::Retry { wait, error } => {
                     out.statements.extend(self.failed_attempt(dialect, row, Some(*wait), error, true));
@@ -206,15 +212,18 @@ impl Source {
         out
     }
 
-    /// Posthouse's own row, by which the owner's is found again when nobody finishes it.
-    fn left_sending(&self, dialect: Dialect, tables: &Tables, row: &Row, due: &str) -> Sql {
+    /// Posthouse's own row, by which the owner's is found again when nobody has finished it by then.
+    fn left(&self, dialect: Dialect, tables: &Tables, row: &Row, due: &str, error: Option<&str>) -> Sql {
         let mut sql = Sql::new(dialect, "");
         sql.push(&format!(
-            "UPDATE {} SET claims = {}, version = version + 1, next_attempt_at = {due} WHERE source = ",
+            "UPDATE {} SET claims = {}, version = version + 1, next_attempt_at = {due}",
             tables.name("adopted"),
             row.claims - 1
         ));
-        sql.bind_text(&self.name).push(" AND row_id = ").bind_text(&row.id);
+        if let Some(error) = error {
+            sql.push(", last_error = ").bind(Value::Text(crate::error::storable(error, 2_000)));
+        }
+        sql.push(" WHERE source = ").bind_text(&self.name).push(" AND row_id = ").bind_text(&row.id);
         sql
     }
 
