@@ -393,6 +393,11 @@ impl Adopted {
                 *code = None;
             }
         }
+        given.max_claims.get_or_insert(3);
+        given.batch.get_or_insert(100);
+        given.concurrency.get_or_insert(200);
+        given.lease.get_or_insert(Duration::from_secs(30));
+        given.interval.get_or_insert(Duration::from_secs(1));
         given.unsent_after = given.unsent_after.filter(|d| !d.is_zero());
         given.stuck_after = given.stuck_after.filter(|d| !d.is_zero());
         given

@@ -203,7 +203,8 @@ pub struct Group {
     pub name: String,
     /// The databases it works on, by their names in the configuration file. Empty: all.
     pub databases: Vec<String>,
-    /// The tables it works on: prefixes of Posthouse's own, names of adopted ones. Empty: all.
+    /// The tables it works on: prefixes of Posthouse's own, names of adopted ones. Empty: all of Posthouse's own. Adopted tables that
+    /// no group names are scanned all the time.
     pub tables: Vec<String>,
     /// Its houses.
     pub houses: Houses,

@@ -30,6 +30,9 @@ const AHEAD: usize = 4;
 /// How often a row whose lock somebody else has is passed over before it is waited for.
 const PATIENT_AFTER: u32 = 10;
 
+/// How long a row is left alone whose owner's table refuses what is to be written.
+const ASIDE: Duration = Duration::from_secs(3600);
+
 /// In a process one row at a time is sent during whose sending a process has died: so that it alone is to blame if this one dies.
 static SUSPECT: Mutex<()> = Mutex::const_new(());
 
@@ -520,7 +523,8 @@ impl Pass<'_> {
         let owner = (self.shared.owner.as_str(), self.shared.mapping.claim_lease());
         match self.shared.store.settle(self.source, owner, &rows, patient).await {
             Ok(settled) => {
-                self.write_failures = 0;
+                // As long as one is being looked for that can't be written, they go one by one.
+                self.write_failures = if rows.len() == 1 && self.held.len() > 1 { self.write_failures.min(2) } else { 0 };
                 for ((number, row), settled) in numbers.into_iter().zip(rows).zip(settled) {
                     self.settled(number, &row.what, settled);
                 }
@@ -533,6 +537,11 @@ impl Pass<'_> {
                 if self.write_failures > 2 {
                     tracing::warn!(table = self.source.name, rows = rows.len(), error = %e, again_in = ?wait, "could not write back what came of rows");
                     self.shared.failed(Some(&self.source.name), &e);
+                }
+                let refused = !matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::Conflict);
+                if let ([number], true, true) = (numbers.as_slice(), refused, self.write_failures > 4) {
+                    self.refused(*number, &e);
+                    return;
                 }
                 // Somebody else may have it by now; who takes it sends it again.
                 let now = Instant::now();
@@ -548,6 +557,26 @@ impl Pass<'_> {
                 }
             }
         }
+    }
+
+    /// The owner's table refuses what came of a row. It is noted in Posthouse's own, so that it isn't sent again and again.
+    fn refused(&mut self, number: i64, e: &Error) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        let State::Done { what, .. } = &mut held.state else { return };
+        if matches!(what, What::SetAside { .. }) {
+            self.held.remove(&number);
+            self.error.get_or_insert(Error::Timeout { what: "write-back", after: self.shared.mapping.claim_lease() });
+            return;
+        }
+        let was = match what {
+            What::Sent => "it was sent",
+            _ => "it was not sent",
+        };
+        let error = format!("{was}, and that can't be written into its row: {e}");
+        tracing::error!(table = self.source.name, row = held.row.id, again_in = ?ASIDE, "{error}");
+        *what = What::SetAside { wait: ASIDE, error };
+        self.write_failures = 0;
+        self.write_after = Instant::now();
     }
 
     fn settled(&mut self, number: i64, what: &What, settled: Settled) {
@@ -573,7 +602,7 @@ impl Pass<'_> {
                     self.counts.failed += 1;
                     self.table(|t| t.failed += 1);
                 }
-                What::Release { .. } => {}
+                What::Release { .. } | What::SetAside { .. } => {}
             },
         }
         self.held.remove(&number);

@@ -25,6 +25,8 @@ pub(crate) enum What {
     Failed { error: String, counted: bool },
     /// It was not sent: it may go after this wait, as if it had not been claimed.
     Release { wait: Duration },
+    /// What came of it can't be written into the owner's row. It is left as it is, and found again after this wait.
+    SetAside { wait: Duration, error: String },
 }
 
 /// What became of one write-back.
@@ -35,6 +37,15 @@ pub(crate) enum Settled {
     Stale,
     /// Somebody else has a lock on it.
     Locked,
+}
+
+/// When a row is due by Posthouse's own table.
+#[derive(Debug, Clone, Copy)]
+enum Due {
+    /// As far as Posthouse's own table is concerned.
+    Now,
+    After(Duration),
+    Never,
 }
 
 /// The updates that a batch needs.
@@ -111,6 +122,7 @@ impl Source {
         let mut out = Writes::default();
         let (mut sent, mut gone) = (Vec::new(), Vec::new());
         let mut released: HashMap<Option<String>, Vec<String>> = HashMap::new();
+        let mut parked: HashMap<u128, Vec<String>> = HashMap::new();
         for Settle { row, what } in rows {
             let ours = own
                 .get(&row.id)
@@ -138,7 +150,7 @@ impl Source {
                     // Changed, and still in the sending state: by this claim, or by its owner, who sends it then. If nobody has
                     // finished it in the time of a lease, it is sent again.
                     let due = format!("{} + {}", dialect.now(), dialect.interval(lease));
-                    out.statements.push(self.left_sending(dialect, tables, row, &due));
+                    out.statements.push(self.left(dialect, tables, row, &due, None));
                 } else {
                     gone.push(row.id.clone());
                 }
@@ -157,29 +169,29 @@ impl Source {
                     if wait.is_zero() && row.claims <= 1 && row.own_attempts(self) == 0 {
                         gone.push(row.id.clone());
                     } else {
-                        let due = Some(format!("{} + {}", dialect.now(), dialect.interval(*wait)));
-                        out.statements.push(self.own_update(dialect, tables, row, row.own_attempts(self), due, None, true));
+                        // In steps, so that those that wait for one destination are written together.
+                        parked.entry(wait.as_millis().div_ceil(100)).or_default().push(row.id.clone());
                     }
+                }
+                What::SetAside { wait, error } => {
+                    let due = format!("{} + {}", dialect.now(), dialect.interval(*wait));
+                    out.statements.push(self.left(dialect, tables, row, &due, Some(error)));
                 }
                 What::Retry { wait, error } => {
                     out.statements.extend(self.failed_attempt(dialect, row, Some(*wait), error, true));
-                    let due = match &self.next_attempt {
-                        Some(_) => None,
-                        None => Some(format!("{} + {}", dialect.now(), dialect.interval(*wait))),
-                    };
-                    let in_full = self.attempts.is_some() && due.is_none() && self.error.is_some();
+                    let due = if self.next_attempt.is_some() { Due::Now } else { Due::After(*wait) };
+                    let in_full = self.attempts.is_some() && self.next_attempt.is_some() && self.error.is_some();
                     if in_full && row.claims <= 1 {
                         gone.push(row.id.clone());
                     } else {
                         let attempts = if self.attempts.is_some() { 0 } else { row.attempts + 1 };
-                        out.statements.push(self.own_update(dialect, tables, row, attempts, due, Some(error), true));
+                        out.statements.push(self.own_update(dialect, tables, row, attempts, due, error, true));
                     }
                 }
                 What::Failed { error, counted } => {
                     out.statements.extend(self.failed_attempt(dialect, row, None, error, *counted));
                     let attempts = if self.attempts.is_some() { 0 } else { row.attempts + u32::from(*counted) };
-                    let due = Some(dialect.given_up());
-                    out.statements.push(self.own_update(dialect, tables, row, attempts, due, Some(error), *counted));
+                    out.statements.push(self.own_update(dialect, tables, row, attempts, Due::Never, error, *counted));
                 }
             }
         }
@@ -198,6 +210,17 @@ impl Source {
             sql.push(" WHERE ").among(&self.id, "t", &ids);
             out.statements.push(sql);
         }
+        for (steps, ids) in parked {
+            let wait = Duration::from_millis(u64::try_from(steps * 100).unwrap_or(u64::MAX));
+            let mut sql = Sql::new(dialect, "");
+            sql.push(&format!(
+                "UPDATE {} SET owner = NULL, claims = claims - 1, version = version + 1, updated_at = {now}, next_attempt_at = {now} + ",
+                tables.name("adopted"),
+                now = dialect.now()
+            ));
+            sql.interval(wait).push(" WHERE source = ").bind_text(&self.name).push(" AND ").text_among("row_id", &ids);
+            out.statements.push(sql);
+        }
         if !gone.is_empty() {
             let mut sql = self.forget(dialect, tables, &gone, " AND owner = ");
             sql.bind_text(owner);
@@ -206,15 +229,18 @@ impl Source {
         out
     }
 
-    /// Posthouse's own row, by which the owner's is found again when nobody finishes it.
-    fn left_sending(&self, dialect: Dialect, tables: &Tables, row: &Row, due: &str) -> Sql {
+    /// Posthouse's own row, by which the owner's is found again when nobody has finished it by then.
+    fn left(&self, dialect: Dialect, tables: &Tables, row: &Row, due: &str, error: Option<&str>) -> Sql {
         let mut sql = Sql::new(dialect, "");
         sql.push(&format!(
-            "UPDATE {} SET claims = {}, version = version + 1, next_attempt_at = {due} WHERE source = ",
+            "UPDATE {} SET claims = {}, version = version + 1, next_attempt_at = {due}",
             tables.name("adopted"),
             row.claims - 1
         ));
-        sql.bind_text(&self.name).push(" AND row_id = ").bind_text(&row.id);
+        if let Some(error) = error {
+            sql.push(", last_error = ").bind(Value::Text(crate::error::storable(error, 2_000)));
+        }
+        sql.push(" WHERE source = ").bind_text(&self.name).push(" AND row_id = ").bind_text(&row.id);
         sql
     }
 
@@ -260,13 +286,13 @@ impl Source {
         if let (Some(next), Some(wait)) = (&self.next_attempt, wait) {
             comma(&mut sql);
             // Later by a fraction of a second is better than at once, where the column holds whole ones.
-            let expression = match dialect {
-                Dialect::MySql => format!("NOW(6) + {}", dialect.interval(wait)),
-                Dialect::Postgres => {
-                    format!("CAST(statement_timestamp() + {} AS {})", dialect.interval(wait), next.sql_type)
-                }
+            match dialect {
+                Dialect::MySql => sql.push(&format!("{} = NOW(6) + ", next.name)).interval(wait),
+                Dialect::Postgres => sql
+                    .push(&format!("{} = CAST(statement_timestamp() + ", next.name))
+                    .interval(wait)
+                    .push(&format!(" AS {})", next.sql_type)),
             };
-            sql.push(&format!("{} = {expression}", next.name));
         }
         if let Some(column) = &self.error {
             comma(&mut sql);
@@ -288,22 +314,24 @@ impl Source {
         tables: &Tables,
         row: &Row,
         attempts: u32,
-        due: Option<String>,
-        error: Option<&str>,
+        due: Due,
+        error: &str,
         answered: bool,
     ) -> Sql {
         let mut sql = Sql::new(dialect, "");
         let claims = row.claims - u32::from(answered);
         sql.push(&format!(
-            "UPDATE {} SET owner = NULL, attempts = {attempts}, claims = {claims}, version = version + 1, next_attempt_at = {}, \
-             updated_at = {}",
+            "UPDATE {} SET owner = NULL, version = version + 1, updated_at = {}, attempts = ",
             tables.name("adopted"),
-            due.as_deref().unwrap_or("NULL"),
             dialect.now()
         ));
-        if let Some(error) = error {
-            sql.push(", last_error = ").bind(Value::Text(crate::error::storable(error, 2_000)));
-        }
+        sql.bind(Value::Int(attempts.into())).push(", claims = ").bind(Value::Int(claims.into()));
+        sql.push(", last_error = ").bind(Value::Text(crate::error::storable(error, 2_000))).push(", next_attempt_at = ");
+        match due {
+            Due::Now => sql.push("NULL"),
+            Due::After(wait) => sql.push(&format!("{} + ", dialect.now())).interval(wait),
+            Due::Never => sql.push(&dialect.given_up()),
+        };
         sql.push(" WHERE source = ").bind_text(&self.name).push(" AND row_id = ").bind_text(&row.id);
         sql
     }

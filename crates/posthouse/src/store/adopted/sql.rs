@@ -184,6 +184,15 @@ impl Sql {
         self.bind(Value::Text(text.into()))
     }
 
+    /// A length of time as a bound value, so that statements stay the same.
+    pub(super) fn interval(&mut self, d: Duration) -> &mut Self {
+        let micros = Value::Int(i64::try_from(d.as_micros()).unwrap_or(i64::MAX));
+        match self.dialect {
+            Dialect::MySql => self.push("INTERVAL ").bind(micros).push(" MICROSECOND"),
+            Dialect::Postgres => self.push("(").bind(micros).push(" * interval '1 microsecond')"),
+        }
+    }
+
     /// A value of a column, as it is written in text.
     pub(super) fn of(&mut self, column: &Column, text: &str) -> &mut Self {
         match self.dialect {

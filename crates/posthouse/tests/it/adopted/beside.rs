@@ -18,8 +18,19 @@ on_both!(four_relays_send_each_row_once);
 
 async fn four_relays_send_each_row_once<T: TestDb>() {
     let outbox = T::fresh().await;
-    let rows = 300 * scale();
+    let rows = 100 * scale();
     let log = Log::default();
+    let answers = {
+        let log = log.clone();
+        Answers(move |d: Delivery| {
+            log.add(&d);
+            async move {
+                // So long that others come across rows that are being sent.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                d.delivered();
+            }
+        })
+    };
     for n in 1..=8 {
         let table = super::beside::<T>(&outbox, &format!("job_{n:03}"));
         let values: Vec<String> = (0..rows).map(|row| format!("('{n}-{row:05}', 'g{}', 'x', 0)", row % 7)).collect();
@@ -43,7 +54,7 @@ async fn four_relays_send_each_row_once<T: TestDb>() {
             it.state.pending = Some(vec![StateCode::Number(2)]);
         }
         let done = if sending { "state = 2" } else { "state = 7" };
-        let starting = (0..4).map(|_| relay::<T>(&outbox, &it, Recorder(log.clone())).start());
+        let starting = (0..4).map(|_| relay::<T>(&outbox, &it, answers.clone()).start());
         let relays: Vec<_> = futures_util::future::join_all(starting).await.into_iter().map(Result::unwrap).collect();
         wait_for("all rows", SOON * scale() as u32, async || {
             let mut left = 0;
@@ -186,6 +197,48 @@ async fn an_applications_locks_are_not_waited_for() {
         wait_for("the row that was locked", SOON, async || sent().await == 20).await;
         assert_eq!((log.len(), log.distinct()), (20, 20));
         assert_eq!(log.seen().iter().filter(|s| String::from_utf8_lossy(&s.payload).contains("\"mine\"")).count(), 1);
+        relay.shutdown(Duration::from_secs(5)).await;
+    })
+    .await;
+}
+
+/// The application sends rows itself, beside the relays: those are left alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_the_application_sends_itself_are_left_alone() {
+    bounded(async {
+        const ROWS: i64 = 400;
+        let outbox = MySql::fresh().await;
+        let table = jobs::<MySql>(&outbox).await;
+        let rows: Vec<String> = (0..ROWS).map(|n| format!("('{n:03}', 'a', 'x', 0)")).collect();
+        MySql::execute(outbox.pool(), format!("INSERT INTO {table} (id, grp, body, state) VALUES {}", rows.join(", "))).await;
+        let mut it = mapping();
+        it.batch = Some(20);
+        it.concurrency = Some(20);
+        let log = Log::default();
+        let answers = {
+            let log = log.clone();
+            Answers(move |d: Delivery| {
+                log.add(&d);
+                async move {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    d.delivered();
+                }
+            })
+        };
+        let relay = relay::<MySql>(&outbox, &it, answers).start().await.unwrap();
+        log.wait_len(1).await;
+        let mut mine = Vec::new();
+        // From behind, and through what the relay has read already.
+        for id in (0..ROWS).rev().map(|n| format!("{n:03}")) {
+            let take = format!("UPDATE {table} SET state = 1, note = 'mine' WHERE id = '{id}' AND state = 0");
+            if sqlx::raw_sql(AssertSqlSafe(take)).execute(outbox.pool()).await.unwrap().rows_affected() == 1 {
+                mine.push(id);
+            }
+        }
+        wait_for("the others", SOON, async || count::<MySql>(&outbox, &table, "state = 2").await == ROWS - mine.len() as i64)
+            .await;
+        assert_eq!(count::<MySql>(&outbox, &table, "state = 1 AND note = 'mine'").await, mine.len() as i64);
+        assert!(!mine.is_empty() && log.seen().iter().all(|s| !mine.contains(&s.message_id)));
         relay.shutdown(Duration::from_secs(5)).await;
     })
     .await;

@@ -14,7 +14,8 @@ on_both!(
     a_row_that_kills_its_process_ends_failed_and_takes_no_other_along,
     claims_are_renewed_while_a_slow_receiver_answers,
     shutdown_gives_back_what_was_not_sent,
-    an_outcome_is_not_written_over_somebody_elses_claim
+    an_outcome_is_not_written_over_somebody_elses_claim,
+    a_row_that_cannot_be_marked_holds_up_no_other
 );
 
 /// Never answers; the process dies first.
@@ -28,7 +29,7 @@ fn silent(log: &Log) -> Answers<impl Fn(Delivery) -> std::future::Pending<()> + 
 }
 
 async fn a_relay_that_dies_before_its_write_back_loses_nothing<T: TestDb>() {
-    for sending in [true, false] {
+    let dies = async |sending: bool| {
         let outbox = T::fresh().await;
         let table = jobs::<T>(&outbox).await;
         add::<T>(&outbox, &table, &[("1", "a", "x"), ("2", "a", "x"), ("3", "a", "x")]).await;
@@ -54,7 +55,8 @@ async fn a_relay_that_dies_before_its_write_back_loses_nothing<T: TestDb>() {
         // Where the claims stand only in Posthouse's own table, those of rows that are done go with the lease.
         wait_for("what was left to be cleared", SOON, async || own::<T>(&outbox, "1 = 1").await == 0).await;
         living.shutdown(Duration::from_secs(5)).await;
-    }
+    };
+    tokio::join!(dies(true), dies(false));
 }
 
 async fn a_row_that_kills_its_process_ends_failed_and_takes_no_other_along<T: TestDb>() {
@@ -119,6 +121,7 @@ async fn claims_are_renewed_while_a_slow_receiver_answers<T: TestDb>() {
     let two = relay::<T>(&outbox, &mapping(), slow).start().await.unwrap();
     wait_for("all rows", SOON, async || count::<T>(&outbox, &table, "state = 2").await == 15).await;
     assert_eq!((log.len(), log.distinct()), (15, 15), "each once");
+    assert_eq!(two.stats().tables["job"].sent, 0, "the one that claimed them kept them");
     one.shutdown(Duration::from_secs(5)).await;
     two.shutdown(Duration::from_secs(5)).await;
 }
@@ -185,5 +188,20 @@ async fn an_outcome_is_not_written_over_somebody_elses_claim<T: TestDb>() {
     assert_eq!(relay.stats().tables["job"].stale, 1);
     assert_eq!(count::<T>(&outbox, &table, "state = 1").await, 1);
     assert_eq!(own::<T>(&outbox, "owner = 'another'").await, 1);
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+async fn a_row_that_cannot_be_marked_holds_up_no_other<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let table = jobs::<T>(&outbox).await;
+    add::<T>(&outbox, &table, &[("1", "a", "x"), ("2", "a", "x"), ("3", "a", "x")]).await;
+    T::execute(outbox.pool(), format!("ALTER TABLE {table} ADD CONSTRAINT never CHECK (id <> '2' OR state < 2)")).await;
+    let log = Log::default();
+    let relay = relay::<T>(&outbox, &mapping(), Recorder(log.clone())).continuous(false).start().await.unwrap();
+    assert_eq!(once(&relay).await.counts.delivered, 2);
+    assert_eq!(count::<T>(&outbox, &table, "state = 2").await, 2);
+    assert_eq!(own::<T>(&outbox, "row_id = '2' AND last_error LIKE 'it was sent, and that can%'").await, 1);
+    assert_eq!(once(&relay).await.counts.messages, 0, "it is left alone for a while");
+    assert_eq!(log.len(), 3);
     relay.shutdown(Duration::from_secs(5)).await;
 }
