@@ -636,11 +636,9 @@ impl Engine {
             if let Some(cursors) = &mut d.lag {
                 cursors.retain(|house, _| houses.contains(house));
             }
-            if d.pipelined {
-                // No trace may stay: see `break_queue`.
-                d.ready.retain(|id| self.rows.contains_key(id));
-                d.loaded.retain(|(id, _)| self.rows.contains_key(id));
-            }
+            // No trace may stay: read again, a row must not take its old place, before those that it follows.
+            d.ready.retain(|id| self.rows.contains_key(id));
+            d.loaded.retain(|(id, _)| self.rows.contains_key(id));
         }
     }
 

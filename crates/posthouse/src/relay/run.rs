@@ -239,7 +239,9 @@ impl Engine {
             // Its houses come, and go back at once.
             Phase::Taking => return,
             Phase::Waiting if run.end.is_none() => {
-                if self.share.is_some() {
+                // Without a lease no house is ours, and which will be isn't known.
+                let lives = self.lease_until.is_some_and(|until| Instant::now() < until);
+                if self.share.is_some() && lives {
                     self.begin_run(id);
                 }
             }

@@ -287,5 +287,5 @@ async fn instances_come_and_go<T: TestDb>() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_house_is_without_an_owner_for_long_while_instances_come_and_go() {
-    bounded(instances_come_and_go::<Postgres>()).await;
+    bounded(instances_come_and_go::<MySql>()).await;
 }

@@ -18,7 +18,10 @@ on_all_stores!(
 
 async fn ten_migrations_at_once_make_one_set_of_tables<T: StoreDb>(_: &Fresh<T>) {
     let place = T::place().await;
-    let outboxes: Vec<_> = (0..10).map(|_| outbox_in::<T>(&place)).collect();
+    let mut outboxes: Vec<_> = (0..10).map(|_| outbox_in::<T>(&place)).collect();
+    // And another set of tables in the same place, which isn't there yet either.
+    let other = Outbox::builder(place.pool.clone()).prefix("other_").houses(2);
+    outboxes.push(place.schema.iter().fold(other, |other, schema| other.schema(schema)).build().unwrap());
     for result in join_all(outboxes.iter().map(Outbox::migrate)).await {
         result.unwrap();
     }
