@@ -379,7 +379,7 @@ mod tests {
             for n in 1..9 {
                 let live: Vec<_> = (0..n).map(|i| (format!("i{i}"), Coverage::default())).collect();
                 let shares = all_shares(&members(houses, &live));
-                assert_eq!(shares.iter().sum::<usize>(), houses.into());
+                assert_eq!(shares.iter().sum::<usize>(), usize::from(houses));
                 assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1);
             }
         }
