@@ -320,6 +320,9 @@ fn shares(members: &Membership, name: &str) -> Vec<(Vec<House>, usize)> {
         let takers: Vec<usize> = (0..live.len()).filter(|n| live[*n].coverage.takes.contains(house.0)).collect();
         classes.entry(takers).or_default().push(*house);
     }
+    // Sets of few first: what only they can take counts when the others are shared out.
+    let mut classes: Vec<(Vec<usize>, Vec<House>)> = classes.into_iter().collect();
+    classes.sort_by_key(|(takers, _)| takers.len());
     let mut so_far = vec![0; live.len()];
     let mut out = Vec::new();
     for (takers, houses) in classes {
