@@ -40,7 +40,7 @@ pub(super) async fn run(admins: Arc<Admins>, app_name: String, address: String, 
                 (registered, failed_beats) = (true, 0);
             }
             Err(why) => {
-                if failed_beats % WARN_EVERY == 0 {
+                if failed_beats.is_multiple_of(WARN_EVERY) {
                     let admins = told(&why);
                     tracing::warn!(
                         app_name,

@@ -199,16 +199,16 @@ struct World {
     schema: Schema,
     receiver: Receiver,
     admin: Admin,
-    /// More keys of the database.
-    keys: &'static str,
+    /// More keys of the database, and tables of the file.
+    more: (&'static str, &'static str),
     /// The set of tables that is published to.
     tables: &'static str,
 }
 
 impl World {
-    fn new(keys: &'static str, tables: &'static str) -> Self {
+    fn new(more: (&'static str, &'static str), tables: &'static str) -> Self {
         let (receiver, admin) = (Receiver::start(), Admin::start());
-        let world = Self { dir: Dir::new(), schema: Schema::new(), receiver, admin, keys, tables };
+        let world = Self { dir: Dir::new(), schema: Schema::new(), receiver, admin, more, tables };
         world.configure(&world.dir);
         ph(&world.dir, &["migrate"]).code(0);
         world
@@ -218,11 +218,11 @@ impl World {
         let (to, admin) = (self.receiver.address, self.admin.address);
         let rest = format!(
             "{}[transports.http]\nallow = [\"127.0.0.1\"]\nconnect_timeout = \"1s\"\n[routes.orders]\nto = \"http://{to}/\"\n\
-             [relay]\nlease = \"5s\"\nheartbeat = \"500ms\"\nsend_timeout = \"3s\"\n[server]\nlisten = \"127.0.0.1:0\"\n\
+             [server]\nlisten = \"127.0.0.1:0\"\n\
              [[groups]]\nname = \"lottery\"\ntrigger = \"external\"\n\
              [xxl_job]\nadmins = [\"http://{admin}/xxl-job-admin\"]\napp_name = \"posthouse\"\naccess_token = \"t\"\n\
-             listen = \"127.0.0.1:0\"\ncallback_retry = \"100ms\"\n",
-            self.keys
+             listen = \"127.0.0.1:0\"\ncallback_retry = \"100ms\"\n{}",
+            self.more.0, self.more.1
         );
         dir.write("posthouse.toml", &self.schema.config(&rest));
     }
@@ -248,7 +248,7 @@ fn start(dir: &Dir) -> Running {
 
 #[test]
 fn parts_of_a_broadcast_are_sent_by_their_instances_and_only_when_the_admin_says_so() {
-    let w = World::new("", "main");
+    let w = World::new(("", ""), "main");
     w.publish(&["a", "b", "c", "d", "e", "f", "g", "h"]);
     let other = Dir::new();
     w.configure(&other);
@@ -300,7 +300,9 @@ fn parts_of_a_broadcast_are_sent_by_their_instances_and_only_when_the_admin_says
 
 #[test]
 fn a_process_that_is_killed_tells_later_how_its_runs_ended_and_loses_nothing() {
-    let w = World::new("tables = [\"a_\", \"b_\"]\n", "main/b_");
+    // A lease that is short enough to be waited for.
+    let relay = "[relay]\nlease = \"5s\"\nheartbeat = \"500ms\"\nsend_timeout = \"3s\"\n";
+    let w = World::new(("tables = [\"a_\", \"b_\"]\n", relay), "main/b_");
     w.receiver.open(false);
     w.publish(&["a"]);
     let relay = start(&w.dir);
