@@ -303,8 +303,10 @@ impl Source {
         let owned = dialect.flag("owner IS NOT NULL");
         let waits = dialect.flag(&format!("next_attempt_at > {}", dialect.now()));
         let given_up = dialect.flag(&format!("next_attempt_at = {}", dialect.given_up()));
-        sql.push(&format!("{numbers}, {owned}, {waits}, {given_up}, owner FROM {} WHERE source = ", tables.name("adopted")));
-        sql.bind_text(&self.name).push(" AND ").text_among("row_id", ids);
+        sql.push(&format!("{numbers}, {owned}, {waits}, {given_up}, owner FROM {}", tables.name("adopted")));
+        // In a small table it would read, and wait for, all rows.
+        sql.push(if dialect == Dialect::MySql { " FORCE INDEX (PRIMARY)" } else { "" });
+        sql.push(" WHERE source = ").bind_text(&self.name).push(" AND ").text_among("row_id", ids);
         sql.push(" ORDER BY row_id FOR UPDATE");
         sql
     }

@@ -62,6 +62,7 @@ impl Dialect {
 }
 
 /// What kind of values a column holds.
+#[cfg_attr(not(all(feature = "mysql", feature = "postgres")), allow(dead_code, reason = "each database has its own"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Int,
