@@ -138,8 +138,8 @@ impl Admin {
     /// The result of a run.
     fn result(&self, log_id: i64) -> (i64, String) {
         wait_for(&format!("the result of run {log_id}"), || {
-            let results = self.told("callback").into_iter().flat_map(|body| body.as_array().unwrap().clone());
-            let found = results.filter(|r| r["logId"] == log_id).last()?;
+            let mut results = self.told("callback").into_iter().flat_map(|body| body.as_array().unwrap().clone());
+            let found = results.rfind(|r| r["logId"] == log_id)?;
             Some((found["handleCode"].as_i64().unwrap(), found["handleMsg"].as_str().unwrap().to_owned()))
         })
     }

@@ -390,7 +390,6 @@ impl Group {
     }
 
     /// Whether its houses belong to an instance only for a run.
-    #[cfg(feature = "relay")]
     pub(crate) fn is_external(&self) -> bool {
         self.trigger == Trigger::External
     }
