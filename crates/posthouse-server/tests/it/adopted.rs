@@ -30,7 +30,7 @@ impl Prizes {
         let text = format!(
             "[databases.lottery]\nurl = {url:?}\nhouses = 2\n[transports.http]\nallow = [\"127.0.0.1\"]\n\
              [routes.invoices]\nto = \"http://{to}/\"\n[adopted.prizes]\npreset = \"mq_state\"\ndestination = \"invoices\"\nid = \"id\"\n\
-             payload = [\"u_id\", \"award_name\"]\n[server]\nlisten = \"127.0.0.1:0\"\n[[groups]]\nname = \"own\"\ntables = [\"posthouse_\"]\n{rest}"
+             payload = {{ columns = [\"u_id\", \"award_name\"] }}\n[server]\nlisten = \"127.0.0.1:0\"\n[[groups]]\nname = \"own\"\ntables = [\"posthouse_\"]\n{rest}"
         );
         dir.write("posthouse.toml", &text);
     }
@@ -57,10 +57,10 @@ fn adopted_tables_that_a_group_names_are_scanned_in_its_runs_alone() {
     // Long enough for two scans, if it were scanned all the time: own messages pass meanwhile.
     ph(&w.dir, &["publish", "invoices", "{}", "--id", "own"]).code(0);
     wait_for("an own message", || (w.sent() == ["own"]).then_some(()));
-    let ran = ph(&w.dir, &["groups", "run", "prizes", "--json"]).code(0).json();
+    let ran = ph(&w.dir, &["groups", "run", "prizes", "--json"]).code(0).json()["databases"][0].clone();
     assert_eq!((&ran["status"], &ran["delivered"]), (&"DONE".into(), &4.into()), "{ran}");
     assert_eq!(w.sent(), [&["own"][..], &ALL[..]].concat());
-    let again = ph(&w.dir, &["groups", "run", "prizes", "--json"]).code(0).json();
+    let again = ph(&w.dir, &["groups", "run", "prizes", "--json"]).code(0).json()["databases"][0].clone();
     assert_eq!((&again["status"], &again["messages"]), (&"DONE".into(), &0.into()), "{again}");
     relay.signal("TERM");
     assert_eq!(relay.ended().0, 0);
@@ -70,11 +70,11 @@ fn adopted_tables_that_a_group_names_are_scanned_in_its_runs_alone() {
 fn what_a_group_says_of_adopted_tables_is_checked() {
     let w = Prizes::new();
     for (groups, path, word) in [
-        ("[[groups]]\nname = \"x\"\ntables = [\"prices\"]\n", "groups[1].tables", "did you mean"),
-        ("[[groups]]\nname = \"x\"\ntables = [\"prizes\"]\nhouses = \"0-1\"\n", "groups[1].houses", "adopted ones alone"),
+        ("[[groups]]\nname = \"x\"\ntables = [\"prices\"]\n", "groups.x.tables", "did you mean"),
+        ("[[groups]]\nname = \"x\"\ntables = [\"prizes\"]\nhouses = \"0-1\"\n", "groups.x.houses", "adopted ones alone"),
         (
             "[[groups]]\nname = \"x\"\ntables = [\"prizes\"]\n[[groups]]\nname = \"y\"\ntables = [\"prizes\"]\n",
-            "groups[2].tables",
+            "groups.y.tables",
             "another group",
         ),
     ] {

@@ -247,7 +247,7 @@ fn a_printed_configuration_with_every_kind_is_valid() {
 
 /// What the documentation shows as a complete file is one, and has every key that is printed.
 #[test]
-#[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats"))]
+#[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "xxl-job"))]
 fn the_documented_file_is_valid_and_complete() {
     let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md")).unwrap();
     let (_, rest) = docs.split_once("```toml\n").unwrap();
@@ -255,7 +255,11 @@ fn the_documented_file_is_valid_and_complete() {
     let dir = Dir::new();
     dir.write("posthouse.toml", file);
     let mut command = posthouse(&dir);
-    command.args(["relay", "--print-config"]).env("SHOP_DATABASE_URL", "postgres://u@h/d").env("AMQP_PASSWORD", "x");
+    command
+        .args(["relay", "--print-config"])
+        .env("SHOP_DATABASE_URL", "postgres://u@h/d")
+        .env("AMQP_PASSWORD", "x")
+        .env("XXL_JOB_TOKEN", "x");
     let printed = run(&mut command).code(0).stdout;
     for line in printed.lines().filter(|l| l.contains(" = ")) {
         let (key, _) = line.split_once(" = ").unwrap();
