@@ -148,6 +148,7 @@ pub(super) enum Value {
     Unsigned(u64),
     Text(String),
     /// An array; PostgreSQL alone.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "MySQL has no arrays"))]
     Texts(Vec<String>),
 }
 
