@@ -328,9 +328,9 @@ async fn raw(to: SocketAddr, request: &[u8]) -> (String, String) {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             if let Some((head, body)) = text.split_once("\r\n\r\n") {
                 let lines = head.lines().filter_map(|l| l.split_once(": "));
-                let length =
+                let mut length =
                     lines.filter(|(name, _)| name.eq_ignore_ascii_case("content-length")).map(|(_, n)| n.parse().unwrap());
-                let length: usize = length.last().unwrap();
+                let length: usize = length.next_back().unwrap();
                 if body.len() >= length {
                     return (head.to_owned(), body.to_owned());
                 }

@@ -93,8 +93,8 @@ async fn of_two_that_want_a_house_one_gets_all_and_the_other_is_told<T: StoreDb>
     // Each two of them have a house in common.
     let wanted: [&[House]; 3] =
         if T::HOUSES == 1 { [&ALL[..1]; 3] } else { [&ALL[..5], &ALL[3..], &[House(7), House(0), House(4)]] };
-    for n in 0..3 {
-        stores[n].join(&format!("i{n}"), &Coverage::default(), LEASE).await.unwrap();
+    for (n, store) in stores.iter().enumerate() {
+        store.join(&format!("i{n}"), &Coverage::default(), LEASE).await.unwrap();
     }
     for round in 0..10 {
         let answers = join_all((0..3).map(|n| {
