@@ -268,6 +268,12 @@ impl Config {
         self.groups.iter().find(|g| g.trigger != Trigger::Continuous && self.scans(g, database, mapping))
     }
 
+    /// The houses of a group, for people: those of Posthouse's own tables, so none where it names adopted ones alone.
+    pub(crate) fn houses_of(&self, group: &Group) -> String {
+        let adopted = !group.tables.is_empty() && group.tables.iter().all(|table| self.adopted.contains_key(table));
+        if adopted { "-".into() } else { group.houses.to_string() }
+    }
+
     /// A group that a person named.
     pub(crate) fn group(&self, name: &str) -> Result<Option<&Group>, String> {
         let known: BTreeMap<&str, &Group> = self.groups.iter().map(|g| (g.name.as_str(), g)).collect();

@@ -52,6 +52,7 @@ fn adopted_tables_that_a_group_names_are_scanned_in_its_runs_alone() {
     ph(&w.dir, &["migrate"]).code(0);
     let checked = ph(&w.dir, &["relay", "--check", "--json"]).code(0).json();
     assert_eq!(checked["adopted"][0]["group"], "prizes", "{checked}");
+    assert_eq!((&checked["groups"][0]["houses"], &checked["groups"][1]["houses"]), (&"all".into(), &"-".into()), "{checked}");
     let relay = Running::start(&mut posthouse(&w.dir));
     relay.wait_ready();
     // Long enough for two scans, if it were scanned all the time: own messages pass meanwhile.

@@ -124,6 +124,7 @@ fn print(all: &[Line], several: bool, config: &Config) {
             cells.push(Cell::new(clean(&line.database)));
         }
         let (houses, trigger) = match &line.group {
+            Some(g) if g.houses.is_empty() => ("-".into(), trigger_text(&g.trigger)),
             Some(g) => (g.houses.to_string(), trigger_text(&g.trigger)),
             None => ("?".into(), "(not configured here)".into()),
         };

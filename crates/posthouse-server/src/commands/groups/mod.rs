@@ -75,7 +75,7 @@ pub(crate) fn planned(config: &Config) -> Vec<Value> {
     let now = now_us();
     let told = |group: &Group| {
         json!({
-            "name": group.name, "databases": group.databases, "tables": group.tables, "houses": group.houses.to_string(),
+            "name": group.name, "databases": group.databases, "tables": group.tables, "houses": config.houses_of(group),
             "trigger": group.trigger, "next_due_us": group.trigger.due_after(now, AHEAD),
         })
     };
@@ -95,7 +95,7 @@ pub(crate) fn print_plan(config: &Config) {
         let due: Vec<String> = group.trigger.due_after(now, AHEAD).into_iter().map(|us| due_text(&group.trigger, us)).collect();
         let mut cells = vec![
             clean(&group.name).into_owned(),
-            group.houses.to_string(),
+            config.houses_of(group),
             clean(&trigger_text(&group.trigger)).into_owned(),
             if due.is_empty() { "-".into() } else { due.join("\n") },
         ];
