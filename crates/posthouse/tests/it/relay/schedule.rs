@@ -366,12 +366,16 @@ async fn a_run_that_its_instance_left_is_done_by_the_heir<T: TestDb>() {
     let recorder = Recorder(log.clone());
     let heir = started(Box::new(|b| b.transport("test", recorder))).await.unwrap();
     log.wait_len(3).await;
-    wait_for("its run to be recorded", SOON, async || runs(&heir).await.iter().any(|r| r.status == RunStatus::Done)).await;
-    let rows = runs(&heir).await;
+    // One, or two where it got the houses one after the other.
+    let mut rows = Vec::new();
+    wait_for("its runs to be recorded", SOON, async || {
+        rows = runs(&heir).await;
+        rows.iter().all(|r| r.status != RunStatus::Running) && rows.iter().skip(1).map(|r| r.delivered).sum::<i64>() == 3
+    })
+    .await;
     let told: Vec<_> = rows.iter().map(|r| (r.cause.as_str(), r.status)).collect();
     assert_eq!(told[0], ("manual", RunStatus::Lost));
-    assert!(told[1..].contains(&("takeover", RunStatus::Done)), "{told:?}");
-    assert_eq!(rows[1..].iter().map(|r| r.delivered).sum::<i64>(), 3);
+    assert!(told[1..].iter().all(|t| *t == ("takeover", RunStatus::Done)), "{told:?}");
     heir.shutdown(Duration::from_secs(5)).await;
 }
 
