@@ -241,7 +241,10 @@ impl Config {
         let own = |g: &&Group| works_on(g, database, &config.prefix);
         let mut groups: Vec<Group> = self.groups.iter().filter(own).cloned().collect();
         if self.source_of_adopted(database).as_deref() == Some(source) {
-            let scans = |g: &&Group| !own(g) && self.adopted.keys().any(|name| self.scans(g, database, name));
+            // A continuous one has no runs to scan them in: they are scanned all the time.
+            let scans = |g: &&Group| {
+                !own(g) && g.trigger != Trigger::Continuous && self.adopted.keys().any(|name| self.scans(g, database, name))
+            };
             groups.extend(self.groups.iter().filter(scans).cloned().map(|mut group| {
                 group.houses = Houses::of([]);
                 group

@@ -68,6 +68,18 @@ fn adopted_tables_that_a_group_names_are_scanned_in_its_runs_alone() {
 }
 
 #[test]
+fn adopted_tables_of_a_continuous_group_are_scanned_all_the_time() {
+    let w = Prizes::new();
+    w.configure(&w.dir, "[[groups]]\nname = \"prizes\"\ntables = [\"prizes\"]\n");
+    ph(&w.dir, &["migrate"]).code(0);
+    let relay = Running::start(&mut posthouse(&w.dir));
+    relay.wait_ready();
+    wait_for("all prizes", || (w.sent() == ALL).then_some(()));
+    relay.signal("TERM");
+    assert_eq!(relay.ended().0, 0);
+}
+
+#[test]
 fn what_a_group_says_of_adopted_tables_is_checked() {
     let w = Prizes::new();
     for (groups, path, word) in [
