@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{groups, load};
 use crate::cli::{Global, RelayArgs};
-use crate::config::{Config, redact_url};
+use crate::config::{Config, among, redact_url};
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::http::{Served, ServedAdopted, ServedRelay, router};
@@ -69,7 +69,7 @@ struct Scanned<'d> {
 fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<Scanned<'d>>, Failure> {
     let mut out = Vec::new();
     for (name, mapping) in &config.adopted {
-        for database in config.databases.keys().filter(|d| mapping.databases.is_empty() || mapping.databases.contains(d)) {
+        for database in config.databases.keys().filter(|d| among(&mapping.databases, d)) {
             let source = config.source_of_adopted(database);
             let Some(place) = databases.iter().find(|d| Some(&d.name) == source.as_ref()) else { continue };
             let group = config.group_of_adopted(database, name).map(|g| g.name.clone());

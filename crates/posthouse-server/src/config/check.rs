@@ -6,6 +6,7 @@ use posthouse::transport::Transport;
 use posthouse::{Adopted, Ordering, Route};
 use url::Url;
 
+use super::groups::among;
 use super::problem::{Problem, join};
 use super::redact;
 use super::shape::{Walk, suggest};
@@ -98,7 +99,7 @@ fn adopted(at: &str, mapping: &Adopted, config: &Config, walk: &Walk<'_>, out: &
             out.push(problem.fix(format!("the databases are {}", known.join(", "))));
         }
     }
-    let meant = |name: &&String| mapping.databases.is_empty() || mapping.databases.contains(name);
+    let meant = |name: &&String| among(&mapping.databases, name);
     for name in config.databases.keys().filter(meant) {
         if matches!(config.databases.get(name).map(|d| Target::parse(&d.url)), Some(Ok(Target::Sqlite(_)))) {
             let reason = format!("{name:?} is SQLite, which locks whole files and no single rows");

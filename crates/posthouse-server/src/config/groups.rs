@@ -129,11 +129,12 @@ pub(super) fn relations(config: &Config, written: &[Written], walk: &Walk<'_>, o
             written.iter().filter(|w| w.group.as_ref().is_some_and(|g| g.tables.contains(name))).collect();
         for (place, w) in naming.iter().enumerate() {
             let Some(group) = &w.group else { continue };
-            let among = |g: &Group, database: &str| g.databases.is_empty() || g.databases.iter().any(|d| d == database);
-            let mapped = config.databases.keys().filter(|d| mapping.databases.is_empty() || mapping.databases.contains(d));
-            let shared =
-                |d: &&String| among(group, d) && naming[..place].iter().filter_map(|w| w.group.as_ref()).any(|g| among(g, d));
-            if let Some(database) = mapped.clone().find(shared) {
+            let mut mapped = config.databases.keys().filter(|d| among(&mapping.databases, d));
+            let shared = |d: &&String| {
+                among(&group.databases, d)
+                    && naming[..place].iter().filter_map(|w| w.group.as_ref()).any(|g| among(&g.databases, d))
+            };
+            if let Some(database) = mapped.find(shared) {
                 let path = join(&w.at, "tables");
                 let reason = format!("another group names the adopted tables {name:?} of database {database:?} already");
                 out.push(Problem::new(&path, walk.shown.get(&path).cloned(), reason).fix("name them in one group"));
@@ -201,7 +202,7 @@ fn names(config: &Config, group: &Group, at: &str, walk: &Walk<'_>, out: &mut Ve
         }
     }
     let databases: Vec<(&String, &DatabaseConfig)> =
-        config.databases.iter().filter(|(name, _)| group.databases.is_empty() || group.databases.contains(name)).collect();
+        config.databases.iter().filter(|(name, _)| among(&group.databases, name)).collect();
     let mut prefixes: Vec<&str> = databases.iter().flat_map(|(_, d)| d.prefixes()).map(String::as_str).collect();
     let mapped =
         config.adopted.iter().filter(|(_, m)| m.databases.is_empty() || databases.iter().any(|(d, _)| m.databases.contains(d)));
@@ -226,9 +227,18 @@ fn names(config: &Config, group: &Group, at: &str, walk: &Walk<'_>, out: &mut Ve
     }
 }
 
+/// Whether a name is in a list; an empty one stands for all.
+pub(crate) fn among(names: &[String], name: &str) -> bool {
+    names.is_empty() || names.iter().any(|n| n == name)
+}
+
+/// The database of a source: of several sets of tables each is named after its database and its prefix.
+pub(crate) fn database_of(source: &str) -> &str {
+    source.split_once('/').map_or(source, |(database, _)| database)
+}
+
 /// Whether a group has something to do in a set of tables.
 fn works_on(group: &Group, database: &str, prefix: &str) -> bool {
-    let among = |names: &[String], name: &str| names.is_empty() || names.iter().any(|n| n == name);
     among(&group.databases, database) && among(&group.tables, prefix)
 }
 
@@ -236,8 +246,7 @@ impl Config {
     /// The groups that work on a source.
     pub(crate) fn groups_of(&self, source: &str) -> Vec<Group> {
         let Some((_, config)) = self.sources().into_iter().find(|(name, _)| name == source) else { return Vec::new() };
-        // Of several sets of tables each is named after its database and its prefix.
-        let database = source.split_once('/').map_or(source, |(database, _)| database);
+        let database = database_of(source);
         let own = |g: &&Group| works_on(g, database, &config.prefix);
         let mut groups: Vec<Group> = self.groups.iter().filter(own).cloned().collect();
         if self.source_of_adopted(database).as_deref() == Some(source) {
@@ -255,15 +264,12 @@ impl Config {
 
     /// The source in whose tables claims on adopted ones are kept: the first of its database.
     pub(crate) fn source_of_adopted(&self, database: &str) -> Option<String> {
-        self.sources().into_iter().map(|(name, _)| name).find(|n| n.split_once('/').map_or(n.as_str(), |(d, _)| d) == database)
+        self.sources().into_iter().map(|(name, _)| name).find(|name| database_of(name) == database)
     }
 
     fn scans(&self, group: &Group, database: &str, mapping: &str) -> bool {
-        let mapped =
-            self.adopted.get(mapping).is_some_and(|m| m.databases.is_empty() || m.databases.iter().any(|d| d == database));
-        mapped
-            && group.tables.iter().any(|t| t == mapping)
-            && (group.databases.is_empty() || group.databases.iter().any(|d| d == database))
+        let mapped = self.adopted.get(mapping).is_some_and(|m| among(&m.databases, database));
+        mapped && group.tables.iter().any(|t| t == mapping) && among(&group.databases, database)
     }
 
     /// The group in whose runs an adopted mapping is scanned in a database; None: all the time.

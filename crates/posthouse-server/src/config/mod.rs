@@ -20,7 +20,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-pub(crate) use self::groups::trigger_text;
+#[cfg(feature = "xxl-job")]
+pub(crate) use self::groups::database_of;
+pub(crate) use self::groups::{among, trigger_text};
 pub(crate) use self::problem::Problem;
 use self::problem::join;
 pub(crate) use self::redact::url as redact_url;

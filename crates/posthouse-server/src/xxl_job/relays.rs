@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::log::RunLog;
 use super::scan::{Counts, Scans, Stop, Unit};
-use crate::config::Config;
+use crate::config::{Config, database_of};
 use crate::http::{Served, ServedRelay};
 
 /// The groups that an outside scheduler runs, and the relays that do it.
@@ -58,11 +58,6 @@ impl Relays {
         let found = self.served.databases.iter().find(|d| d.name == database);
         found.map(AsRef::as_ref).ok_or_else(|| "it is not configured".into())
     }
-}
-
-/// The database of a set of tables.
-fn database_of(source: &str) -> &str {
-    source.split_once('/').map_or(source, |(database, _)| database)
 }
 
 /// Why nothing can be asked of a database.
