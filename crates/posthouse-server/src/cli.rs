@@ -60,6 +60,8 @@ pub(crate) enum Command {
     },
     /// Run the relay, with health and metrics over HTTP, until it is told to stop
     Relay(RelayArgs),
+    /// Serve the dashboard and the API without relaying, until it is told to stop
+    Dashboard,
     /// Write one message, in a transaction of its own
     Publish(PublishArgs),
     /// Look at messages and decide about failed ones

@@ -26,6 +26,12 @@ const REACH: Duration = Duration::from_secs(5);
 /// How long a command waits for one answer. Longer than a relay does: a person waits for it and can stop it.
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// How long a page waits for one answer.
+const PAGE_ANSWER: Duration = Duration::from_secs(15);
+
+/// Connections that pages and the API use at a time, per set of tables.
+const PAGE_CONNECTIONS: u32 = 2;
+
 /// Where a URL leads.
 #[derive(Debug)]
 pub(crate) enum Target {
@@ -95,6 +101,7 @@ trait AnyOutbox: fmt::Debug + Send + Sync {
     fn relay(&self) -> RelayBuilder;
     fn adopted(&self, name: &str, mapping: &Adopted) -> AdoptedRelayBuilder;
     fn store(&self, deadline: Duration) -> Arc<dyn Store>;
+    fn store_for_people(&self, deadline: Duration, connections: u32) -> Arc<dyn Store>;
     fn inbox(&self, deadline: Duration) -> Result<Arc<dyn InboxStore>, Error>;
 }
 
@@ -131,6 +138,10 @@ impl<DB: Backend> AnyOutbox for Outbox<DB> {
 
     fn store(&self, deadline: Duration) -> Arc<dyn Store> {
         Outbox::store(self, deadline)
+    }
+
+    fn store_for_people(&self, deadline: Duration, connections: u32) -> Arc<dyn Store> {
+        Outbox::store_for_people(self, deadline, connections)
     }
 
     fn inbox(&self, deadline: Duration) -> Result<Arc<dyn InboxStore>, Error> {
@@ -218,6 +229,11 @@ impl Database {
     /// A store for one command.
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         self.outbox.store(ANSWER)
+    }
+
+    /// A store for the pages and the API: few connections, closed when nobody looks.
+    pub(crate) fn store_for_people(&self) -> Arc<dyn Store> {
+        self.outbox.store_for_people(PAGE_ANSWER, PAGE_CONNECTIONS)
     }
 
     /// What consumers received, for one command.

@@ -1,5 +1,6 @@
 //! One file per verb.
 
+pub(crate) mod dashboard;
 pub(crate) mod destinations;
 pub(crate) mod groups;
 pub(crate) mod houses;

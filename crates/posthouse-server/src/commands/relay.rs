@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use posthouse::{AdoptedRelayBuilder, Relay, RelayBuilder};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::{groups, load};
@@ -16,11 +14,8 @@ use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
 use crate::database::Database;
 use crate::failure::Failure;
-use crate::http::{Served, ServedAdopted, ServedRelay, router};
+use crate::http::{Served, ServedAdopted, Server};
 use crate::output::{self, clean, count};
-
-/// How long answers over HTTP may take to finish once the relays have stopped.
-const HTTP_END: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(global: &Global, args: RelayArgs) -> Result<(), Failure> {
     let config = load(global)?;
@@ -32,11 +27,12 @@ pub(crate) async fn run(global: &Global, args: RelayArgs) -> Result<(), Failure>
         }
         return Ok(());
     }
-    let databases = config.sources().iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
+    let databases =
+        config.sources().iter().map(|(name, d)| Database::open(name, d).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
     if args.check {
         return check(global, &config, &databases).await;
     }
-    serve(&config, &databases, args.drain).await
+    serve(&Arc::new(config), &databases, args.drain).await
 }
 
 /// A relay with its transports and routes. Each has transports of its own, so that no database waits for another.
@@ -66,7 +62,7 @@ struct Scanned<'d> {
 
 /// The scans of adopted tables: each mapping in each of its databases. Of a database with several sets of Posthouse's own tables
 /// the first one keeps the claims.
-fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<Scanned<'d>>, Failure> {
+fn adopted<'d>(config: &Config, databases: &'d [Arc<Database>]) -> Result<Vec<Scanned<'d>>, Failure> {
     let mut out = Vec::new();
     for (name, mapping) in &config.adopted {
         for database in config.databases.keys().filter(|d| among(&mapping.databases, d)) {
@@ -87,40 +83,14 @@ fn adopted<'d>(config: &Config, databases: &'d [Database]) -> Result<Vec<Scanned
     Ok(out)
 }
 
-async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Result<(), Failure> {
+async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duration) -> Result<(), Failure> {
     // Installed first, so that a signal during the start is not lost.
     let mut signals = Signals::new()?;
     let builders = databases.iter().map(|d| builder(config, d)).collect::<Result<Vec<_>, _>>()?;
     let adopted = adopted(config, databases)?;
-    let listen = config.server.listen;
-    let listener = TcpListener::bind(listen)
-        .await
-        .map_err(|e| Failure::usage(format!("server.listen: {listen} can't be used: {e}; is another posthouse running here?")))?;
-    let address = listener.local_addr().unwrap_or(listen);
-    tracing::info!(%address, "health and metrics over HTTP");
-    if !address.ip().is_loopback() {
-        tracing::warn!(%address, "health and metrics can be read by other machines (server.allow_public)");
-    }
-    let served = Arc::new(Served {
-        settings: config.relay.clone(),
-        routes: config.leads(),
-        databases: databases.iter().map(|d| Arc::new(ServedRelay::new(&d.name))).collect(),
-        adopted: adopted.iter().map(|s| Arc::new(ServedAdopted::new(&s.database.name, &s.name))).collect(),
-        draining: AtomicBool::new(false),
-    });
-    let (end, ended) = oneshot::channel::<()>();
-    let mut http = tokio::spawn({
-        let app = router(served.clone());
-        async move {
-            let until = async move {
-                // An error means that the other side is gone, which ends the server too.
-                let _ = ended.await;
-            };
-            if let Err(e) = axum::serve(listener, app).with_graceful_shutdown(until).await {
-                tracing::error!(error = %e, "the HTTP server ended");
-            }
-        }
-    });
+    let scans = adopted.iter().map(|s| Arc::new(ServedAdopted::new(&s.database.name, &s.name))).collect();
+    let served = Arc::new(Served::new(config, databases, scans, true));
+    let server = Server::start(&served).await?;
 
     let mut executor = Executor::none();
     let started = async {
@@ -148,11 +118,7 @@ async fn serve(config: &Config, databases: &[Database], drain: Duration) -> Resu
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
     }
-    // The receiver is gone only when the server has ended by itself.
-    let _ = end.send(());
-    if tokio::time::timeout(HTTP_END, &mut http).await.is_err() {
-        http.abort();
-    }
+    server.stop().await;
     if result.is_ok() {
         tracing::info!("stopped");
     }
@@ -223,7 +189,7 @@ impl Executor {
 
 /// Starts all side by side: one whose database is slow or down doesn't hold up the others.
 async fn start(
-    databases: &[Database],
+    databases: &[Arc<Database>],
     builders: Vec<RelayBuilder>,
     adopted: Vec<Scanned<'_>>,
     served: &Served,
@@ -259,7 +225,7 @@ async fn start(
 }
 
 /// SIGINT and SIGTERM, each time they come.
-struct Signals {
+pub(super) struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
     #[cfg(unix)]
@@ -268,7 +234,7 @@ struct Signals {
 
 impl Signals {
     #[cfg(unix)]
-    fn new() -> Result<Self, Failure> {
+    pub(super) fn new() -> Result<Self, Failure> {
         use tokio::signal::unix::{SignalKind, signal};
         let told = |e: std::io::Error| Failure::not_so(format!("signals can't be received: {e}"));
         Ok(Self {
@@ -278,7 +244,7 @@ impl Signals {
     }
 
     #[cfg(unix)]
-    async fn next(&mut self) {
+    pub(super) async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -286,24 +252,24 @@ impl Signals {
     }
 
     #[cfg(not(unix))]
-    fn new() -> Result<Self, Failure> {
+    pub(super) fn new() -> Result<Self, Failure> {
         Ok(Self {})
     }
 
     #[cfg(not(unix))]
-    async fn next(&mut self) {
+    pub(super) async fn next(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 }
 
-async fn check(global: &Global, config: &Config, databases: &[Database]) -> Result<(), Failure> {
+async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) -> Result<(), Failure> {
     // Transports are made as `relay` makes them, which finds what only the machine can tell (root certificates).
     for database in databases {
         drop(builder(config, database)?);
     }
-    let answers = futures_util::future::join_all(databases.iter().map(Database::ready)).await;
+    let answers = futures_util::future::join_all(databases.iter().map(|d| d.ready())).await;
     let mut told = Vec::new();
     let mut failure: Option<Failure> = None;
     for (database, answer) in databases.iter().zip(answers) {

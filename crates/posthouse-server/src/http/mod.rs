@@ -2,6 +2,8 @@
 
 mod metrics;
 mod ready;
+mod server;
+mod who;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +16,18 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use posthouse::store::{Backlog, Store};
-use posthouse::{AdoptedRelay, AdoptedStats, Relay, RelaySettings, RelayStats};
+use posthouse::{AdoptedRelay, AdoptedStats, Relay, RelayStats};
 #[cfg(feature = "xxl-job")]
 use posthouse::{Run, RunReport};
 use serde::{Deserialize, Serialize};
 
+use crate::config::Config;
+use crate::database::Database;
+use crate::failure::Failure;
 use crate::health::{self, Health};
+use posthouse::store::InboxStore;
+
+pub(crate) use self::server::Server;
 
 /// How old the backlog that metrics tell may be: counting it reads the whole pending set.
 const BACKLOG_AGE: Duration = Duration::from_secs(10);
@@ -30,19 +38,24 @@ const BACKLOG_WAIT: Duration = Duration::from_secs(3);
 /// What the endpoints tell about.
 #[derive(Debug)]
 pub(crate) struct Served {
-    pub(crate) settings: RelaySettings,
+    pub(crate) config: Arc<Config>,
     /// Where destination names lead, without secrets.
     pub(crate) routes: BTreeMap<String, String>,
     pub(crate) databases: Vec<Arc<ServedRelay>>,
     pub(crate) adopted: Vec<Arc<ServedAdopted>>,
+    /// Whether this process relays; otherwise it only shows.
+    pub(crate) relaying: bool,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
 }
 
-/// One database and its relay.
+/// One database (one set of tables), and its relay where there is one.
 #[derive(Debug)]
 pub(crate) struct ServedRelay {
     pub(crate) name: String,
+    pub(crate) database: Arc<Database>,
+    /// For pages and the API. Connects when it is asked something.
+    pub(crate) people: Arc<dyn Store>,
     /// None before it has started and after it has stopped.
     relay: Mutex<Option<Relay>>,
     backlog: tokio::sync::Mutex<Counted>,
@@ -76,7 +89,7 @@ impl ServedAdopted {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stats(&self) -> Option<AdoptedStats> {
+    pub(crate) fn stats(&self) -> Option<AdoptedStats> {
         self.relay().as_ref().map(AdoptedRelay::stats)
     }
 
@@ -95,8 +108,15 @@ struct Counted {
 }
 
 impl ServedRelay {
-    pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), relay: Mutex::default(), backlog: tokio::sync::Mutex::default() }
+    pub(crate) fn new(database: Arc<Database>) -> Self {
+        let (name, people) = (database.name.clone(), database.store_for_people());
+        Self { name, database, people, relay: Mutex::default(), backlog: tokio::sync::Mutex::default() }
+    }
+
+    /// What consumers received. Connects when it is asked something.
+    #[expect(dead_code, reason = "the pages will ask")]
+    pub(crate) fn inbox(&self) -> Result<Arc<dyn InboxStore>, Failure> {
+        self.database.inbox()
     }
 
     pub(crate) fn started(&self, relay: Relay) {
@@ -117,7 +137,7 @@ impl ServedRelay {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stats(&self) -> Option<RelayStats> {
+    pub(crate) fn stats(&self) -> Option<RelayStats> {
         self.relay().as_ref().map(Relay::stats)
     }
 
@@ -127,18 +147,19 @@ impl ServedRelay {
         self.relay().as_ref().map(|relay| relay.trigger(run))
     }
 
+    /// The store of its relay. None while there is no relay.
+    #[cfg(feature = "xxl-job")]
     pub(crate) fn store(&self) -> Option<Arc<dyn Store>> {
         self.relay().as_ref().map(|r| r.store().clone())
     }
 
     /// The backlog and its age, counted again when it is old and the database answers soon.
-    async fn backlog(&self) -> Option<(Vec<Backlog>, Duration)> {
-        let store = self.store()?;
+    pub(crate) async fn backlog(&self) -> Option<(Vec<Backlog>, Duration)> {
         let mut counted = self.backlog.lock().await;
         if counted.tried.is_none_or(|t| t.elapsed() > BACKLOG_AGE) {
             // A database that doesn't answer isn't asked by every scrape.
             counted.tried = Some(Instant::now());
-            match tokio::time::timeout(BACKLOG_WAIT, store.backlog()).await {
+            match tokio::time::timeout(BACKLOG_WAIT, self.people.backlog()).await {
                 Ok(Ok(backlog)) => {
                     counted.backlog = backlog;
                     counted.at = Some(Instant::now());
@@ -151,7 +172,7 @@ impl ServedRelay {
     }
 }
 
-pub(crate) fn router(served: Arc<Served>) -> Router {
+fn router(served: Arc<Served>) -> Router {
     Router::new()
         .route(
             "/",
@@ -163,6 +184,7 @@ pub(crate) fn router(served: Arc<Served>) -> Router {
         .route("/readyz", get(readyz))
         .route("/destinations", get(destinations))
         .route("/metrics", get(metrics))
+        .layer(axum::middleware::from_fn(who::known))
         .with_state(served)
 }
 
@@ -214,6 +236,23 @@ async fn metrics(State(served): State<Arc<Served>>) -> Response {
 }
 
 impl Served {
+    /// Of a configuration; nothing runs or connects yet.
+    pub(crate) fn new(
+        config: &Arc<Config>,
+        databases: &[Arc<Database>],
+        adopted: Vec<Arc<ServedAdopted>>,
+        relaying: bool,
+    ) -> Self {
+        Self {
+            config: config.clone(),
+            routes: config.leads(),
+            databases: databases.iter().map(|d| Arc::new(ServedRelay::new(d.clone()))).collect(),
+            adopted,
+            relaying,
+            draining: AtomicBool::new(false),
+        }
+    }
+
     fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }

@@ -26,10 +26,11 @@ pub(super) fn document(served: &Served) -> (bool, Value) {
         let (good, told) = match database.stats() {
             Some(stats) => {
                 let now = Instant::now();
-                let (ready, mut told) = judge(&stats, &served.settings, now);
+                let (ready, mut told) = judge(&stats, &served.config.relay, now);
                 tell_destinations(&mut told, health::all(&stats, &served.routes, now));
                 (ready, told)
             }
+            None if !served.relaying => (true, json!({ "ready": true, "relaying": false })),
             None => {
                 let why = if served.draining() { "stopped" } else { "starting" };
                 (false, json!({ "ready": false, "reasons": [why] }))

@@ -214,7 +214,14 @@ impl<DB: Backend> Outbox<DB> {
     /// own when they are needed; `deadline` is the longest that one call takes.
     #[cfg(feature = "relay")]
     pub fn store(&self, deadline: Duration) -> Arc<dyn crate::store::Store> {
-        DB::store(&self.inner.pool, &self.inner.tables, deadline)
+        DB::store(&self.inner.pool, &self.inner.tables, deadline, None)
+    }
+
+    /// The same for people who look now and then: with at most this many connections (beside one for leases, which only relays
+    /// use), each closed a minute after its last use.
+    #[cfg(feature = "relay")]
+    pub fn store_for_people(&self, deadline: Duration, connections: u32) -> Arc<dyn crate::store::Store> {
+        DB::store(&self.inner.pool, &self.inner.tables, deadline, Some(connections.max(1)))
     }
 
     /// The same tables and settings through another pool.

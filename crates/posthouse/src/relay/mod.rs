@@ -461,7 +461,7 @@ impl Relay {
     pub fn builder<DB: Backend>(outbox: &Outbox<DB>) -> RelayBuilder {
         let (pool, tables) = (outbox.pool().clone(), outbox.tables().clone());
         RelayBuilder {
-            store: Box::new(move |deadline| DB::store(&pool, &tables, deadline)),
+            store: Box::new(move |deadline| DB::store(&pool, &tables, deadline, None)),
             wake: outbox.wake(),
             settings: RelaySettings::default(),
             routes: HashMap::new(),

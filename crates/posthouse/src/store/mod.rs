@@ -9,6 +9,7 @@
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
+//! | `duty.rs` | work that one instance does for all; audit lines |
 
 use std::future::Future;
 
@@ -47,8 +48,12 @@ pub use relay::*;
 #[cfg(feature = "relay")]
 pub use runs::*;
 
+/// Connections for people are closed when nobody has asked anything for this long.
+#[cfg(feature = "relay")]
+pub(crate) const PEOPLE_IDLE: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// The version of the tables this library makes. A newer one in the database is left alone and used as it is.
-pub const SCHEMA_VERSION: i32 = 4;
+pub const SCHEMA_VERSION: i32 = 5;
 
 /// How many houses a database gets at its first migration, unless told otherwise.
 pub const DEFAULT_HOUSES: u16 = 64;
@@ -211,10 +216,15 @@ pub trait Backend: sqlx::Database + private::Sealed + InboxRows {
         conn: &'c mut Self::Connection,
         tables: &'c Tables,
     ) -> impl Future<Output = Result<Vec<crate::testing::Published>, Error>> + Send + 'c;
-    /// The store a relay works on, with connections of its own.
+    /// The store a relay works on, with connections of its own; for people with this many, which are closed when nobody asks.
     #[cfg(feature = "relay")]
     #[doc(hidden)]
-    fn store(pool: &sqlx::Pool<Self>, tables: &Tables, deadline: std::time::Duration) -> std::sync::Arc<dyn Store>;
+    fn store(
+        pool: &sqlx::Pool<Self>,
+        tables: &Tables,
+        deadline: std::time::Duration,
+        people: Option<u32>,
+    ) -> std::sync::Arc<dyn Store>;
     /// The same for tables of other applications, where rows can be locked one by one.
     #[cfg(feature = "relay")]
     #[doc(hidden)]

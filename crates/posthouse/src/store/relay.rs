@@ -499,6 +499,19 @@ impl Action {
     }
 }
 
+/// An audit line about something else than one message: a group, an alert, many messages at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Who did it.
+    pub actor: &'a str,
+    /// What: at most 20 bytes of ASCII.
+    pub action: &'a str,
+    /// To what.
+    pub detail: &'a str,
+    /// To how many messages; None where it isn't about messages.
+    pub amount: Option<i64>,
+}
+
 /// How many messages there are per status and destination. SENT isn't counted here: it is the absence of a pending row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Backlog {
@@ -593,6 +606,13 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn act<'a>(&'a self, ids: &'a [i64], action: &'a Action, actor: &'a str) -> Reply<'a, Vec<i64>>;
     /// Unfinished messages by destination and status.
     fn backlog(&self) -> Reply<'_, Vec<Backlog>>;
+    /// Takes a duty (work that one instance does for all) when it is free or its holder's lease has run out, or renews one's own.
+    /// True: it is `owner`'s for this long.
+    fn duty<'a>(&'a self, duty: &'a str, owner: &'a str, lease: Duration) -> Reply<'a, bool>;
+    /// Gives a duty back, so that others need not wait for the end of its lease.
+    fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()>;
+    /// Writes an audit line about something else than one message.
+    fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()>;
     /// Every house: number, owner, epoch, whether the owner's lease is valid, pending rows.
     fn houses(&self) -> Reply<'_, Vec<HouseRow>>;
     /// Changes the number of houses and re-houses every pending row under one lock; answers how many rows there were.

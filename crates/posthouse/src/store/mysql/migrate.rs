@@ -25,11 +25,12 @@ pub(super) const PARTITIONS_SPARE: i64 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What leads from each version to the next one, from none on. Each ends by writing its version.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     include_str!("0001_first.sql"),
     include_str!("0002_inbox.sql"),
     include_str!("0003_inbox_retention.sql"),
     include_str!("0004_groups.sql"),
+    include_str!("0005_operate.sql"),
 ];
 
 /// Ends a statement of [`STEPS`].

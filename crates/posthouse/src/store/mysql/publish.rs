@@ -233,8 +233,13 @@ impl Backend for MySql {
     }
 
     #[cfg(feature = "relay")]
-    fn store(pool: &MySqlPool, tables: &Tables, deadline: Duration) -> std::sync::Arc<dyn crate::store::Store> {
-        std::sync::Arc::new(super::MySqlStore::new(pool, tables, deadline))
+    fn store(
+        pool: &MySqlPool,
+        tables: &Tables,
+        deadline: Duration,
+        people: Option<u32>,
+    ) -> std::sync::Arc<dyn crate::store::Store> {
+        std::sync::Arc::new(super::MySqlStore::new(pool, tables, deadline, people))
     }
 
     #[cfg(feature = "relay")]

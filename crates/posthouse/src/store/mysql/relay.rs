@@ -13,8 +13,8 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, Passed, Poll, Reply, RunStore, Setback,
-    Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
+    RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -240,7 +240,7 @@ struct Statements {
 const WORK_CONNECTIONS: u32 = 4;
 
 impl MySqlStore {
-    pub(crate) fn new(pool: &MySqlPool, tables: &Tables, deadline: Duration) -> Self {
+    pub(crate) fn new(pool: &MySqlPool, tables: &Tables, deadline: Duration, people: Option<u32>) -> Self {
         // Whatever the application's connections are set to, these send and understand UTF-8.
         let options = (*pool.connect_options()).clone().charset("utf8mb4");
         let session = AssertSqlSafe(session(deadline)).into_sql_str();
@@ -252,7 +252,7 @@ impl MySqlStore {
                 .acquire_timeout(deadline)
                 .test_before_acquire(false)
                 // Before the server's own wait_timeout for these sessions.
-                .idle_timeout(Duration::from_secs(IDLE / 2))
+                .idle_timeout(people.map_or(Duration::from_secs(IDLE / 2), |_| PEOPLE_IDLE))
                 .after_connect(move |conn, _| {
                     let session = session.clone();
                     Box::pin(async move {
@@ -265,7 +265,7 @@ impl MySqlStore {
         let sql = |template| tables.sql(template);
         Self {
             lease: own(1),
-            work: own(WORK_CONNECTIONS),
+            work: own(people.unwrap_or(WORK_CONNECTIONS)),
             tables: tables.clone(),
             deadline,
             sql: Statements {
@@ -486,7 +486,7 @@ impl Store for MySqlStore {
     }
 
     fn connections(&self) -> u32 {
-        1 + WORK_CONNECTIONS
+        1 + self.work.options().get_max_connections()
     }
 
     fn check(&self) -> Reply<'_, (i32, u16)> {
@@ -939,6 +939,18 @@ impl Store for MySqlStore {
 
     fn backlog(&self) -> Reply<'_, Vec<Backlog>> {
         on!(self.work, self.deadline, "backlog", |c| { super::admin::backlog(c, &self.tables).await })
+    }
+
+    fn duty<'a>(&'a self, duty: &'a str, owner: &'a str, lease: Duration) -> Reply<'a, bool> {
+        on!(self.work, self.deadline, "taking a duty", |c| { super::duty::take(c, &self.tables, duty, owner, lease).await })
+    }
+
+    fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()> {
+        on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
+    }
+
+    fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
+        on!(self.work, self.deadline, "audit", |c| { super::duty::record(c, &self.tables, record).await })
     }
 
     fn houses(&self) -> Reply<'_, Vec<HouseRow>> {

@@ -22,8 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const FIRST: &str = include_str!("0001_first.sql");
 
 /// What leads from each version to the next one, from version 1 on. Each ends by writing its version.
-const LATER: [&str; 3] =
-    [include_str!("0002_inbox.sql"), include_str!("0003_inbox_retention.sql"), include_str!("0004_groups.sql")];
+const LATER: [&str; 4] = [
+    include_str!("0002_inbox.sql"),
+    include_str!("0003_inbox_retention.sql"),
+    include_str!("0004_groups.sql"),
+    include_str!("0005_operate.sql"),
+];
 
 /// Replaced whole by a resize. The number stands in it as a constant, because sessions keep plans in which this function is
 /// expanded, and throw them away when it is replaced; had it called a function for the number, that one's result would have

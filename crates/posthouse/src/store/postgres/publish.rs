@@ -152,8 +152,8 @@ impl Backend for Postgres {
     }
 
     #[cfg(feature = "relay")]
-    fn store(pool: &PgPool, tables: &Tables, deadline: Duration) -> std::sync::Arc<dyn crate::store::Store> {
-        std::sync::Arc::new(super::PostgresStore::new(pool, tables, deadline))
+    fn store(pool: &PgPool, tables: &Tables, deadline: Duration, people: Option<u32>) -> std::sync::Arc<dyn crate::store::Store> {
+        std::sync::Arc::new(super::PostgresStore::new(pool, tables, deadline, people))
     }
 
     #[cfg(feature = "relay")]

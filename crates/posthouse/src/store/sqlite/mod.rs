@@ -6,6 +6,8 @@
 
 #[cfg(feature = "relay")]
 mod admin;
+#[cfg(feature = "relay")]
+mod duty;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod migrate;

@@ -143,8 +143,13 @@ impl Backend for Sqlite {
     }
 
     #[cfg(feature = "relay")]
-    fn store(pool: &SqlitePool, tables: &Tables, deadline: Duration) -> std::sync::Arc<dyn crate::store::Store> {
-        std::sync::Arc::new(super::SqliteStore::new(pool, tables, deadline))
+    fn store(
+        pool: &SqlitePool,
+        tables: &Tables,
+        deadline: Duration,
+        people: Option<u32>,
+    ) -> std::sync::Arc<dyn crate::store::Store> {
+        std::sync::Arc::new(super::SqliteStore::new(pool, tables, deadline, people))
     }
 
     #[cfg(feature = "relay")]

@@ -11,8 +11,8 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, Passed, Poll, Reply, RunStore, Setback,
-    Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger, on,
+    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
+    RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -252,7 +252,7 @@ const WORK_CONNECTIONS: u32 = 3;
 const BUSY: Duration = Duration::from_secs(5);
 
 impl SqliteStore {
-    pub(crate) fn new(pool: &SqlitePool, tables: &Tables, deadline: Duration) -> Self {
+    pub(crate) fn new(pool: &SqlitePool, tables: &Tables, deadline: Duration, people: Option<u32>) -> Self {
         let options = (*pool.connect_options())
             .clone()
             .create_if_missing(false)
@@ -267,13 +267,13 @@ impl SqliteStore {
                 .max_connections(n)
                 .acquire_timeout(deadline)
                 .test_before_acquire(false)
-                .idle_timeout(None)
+                .idle_timeout(people.map(|_| PEOPLE_IDLE))
                 .connect_lazy_with(options.clone())
         };
         let sql = |template| tables.sql(template);
         Self {
             lease: own(1),
-            work: own(WORK_CONNECTIONS),
+            work: own(people.unwrap_or(WORK_CONNECTIONS)),
             tables: tables.clone(),
             deadline,
             sql: Statements {
@@ -400,7 +400,7 @@ impl Store for SqliteStore {
     }
 
     fn connections(&self) -> u32 {
-        1 + WORK_CONNECTIONS
+        1 + self.work.options().get_max_connections()
     }
 
     fn check(&self) -> Reply<'_, (i32, u16)> {
@@ -766,6 +766,18 @@ impl Store for SqliteStore {
 
     fn backlog(&self) -> Reply<'_, Vec<Backlog>> {
         on!(self.work, self.deadline, "backlog", |c| { super::admin::backlog(c, &self.tables).await })
+    }
+
+    fn duty<'a>(&'a self, duty: &'a str, owner: &'a str, lease: Duration) -> Reply<'a, bool> {
+        on!(self.work, self.deadline, "taking a duty", |c| { super::duty::take(c, &self.tables, duty, owner, lease).await })
+    }
+
+    fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()> {
+        on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
+    }
+
+    fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
+        on!(self.work, self.deadline, "audit", |c| { super::duty::record(c, &self.tables, record).await })
     }
 
     fn houses(&self) -> Reply<'_, Vec<HouseRow>> {
