@@ -988,7 +988,7 @@ mod tests {
         server.execute(AssertSqlSafe(format!("CREATE DATABASE {database}"))).await.unwrap();
         let outbox = Outbox::new(MySqlPoolOptions::new().connect_with(options.database(&database)).await.unwrap());
         outbox.migrate().await.unwrap();
-        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30));
+        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30), None);
 
         let arms = |arm| store.union(arm, 4, 2);
         let union = [
