@@ -9,6 +9,7 @@ mod depth;
 mod failure;
 mod health;
 mod http;
+mod metrics;
 mod output;
 #[cfg(feature = "xxl-job")]
 mod xxl_job;

@@ -1,6 +1,5 @@
 //! Health, readiness and metrics over HTTP.
 
-mod metrics;
 mod ready;
 mod server;
 mod who;
@@ -15,7 +14,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use posthouse::store::{Backlog, Store};
+use posthouse::store::{Backlog, InboxBacklog, Store};
 use posthouse::{AdoptedRelay, AdoptedStats, Relay, RelayStats};
 #[cfg(feature = "xxl-job")]
 use posthouse::{Run, RunReport};
@@ -61,7 +60,8 @@ pub(crate) struct ServedRelay {
     pub(crate) people: Arc<dyn Store>,
     /// None before it has started and after it has stopped.
     relay: Mutex<Option<Relay>>,
-    backlog: tokio::sync::Mutex<Counted>,
+    backlog: tokio::sync::Mutex<Counted<Backlog>>,
+    inbox_backlog: tokio::sync::Mutex<Counted<InboxBacklog>>,
 }
 
 /// One mapping of adopted tables in one database.
@@ -103,21 +103,51 @@ impl ServedAdopted {
     }
 }
 
-#[derive(Debug, Default)]
-struct Counted {
+/// What was counted last.
+#[derive(Debug)]
+struct Counted<T> {
     tried: Option<Instant>,
     at: Option<Instant>,
-    backlog: Vec<Backlog>,
+    rows: Vec<T>,
+}
+
+impl<T> Default for Counted<T> {
+    fn default() -> Self {
+        Self { tried: None, at: None, rows: Vec::new() }
+    }
+}
+
+impl<T: Clone> Counted<T> {
+    /// The rows and their age, counted again when they are old and the database answers soon.
+    async fn recent(
+        &mut self,
+        database: &str,
+        what: &str,
+        count: impl Future<Output = Result<Vec<T>, posthouse::Error>>,
+    ) -> Option<(Vec<T>, Duration)> {
+        if self.tried.is_none_or(|t| t.elapsed() > BACKLOG_AGE) {
+            // A database that doesn't answer isn't asked by every scrape.
+            self.tried = Some(Instant::now());
+            match tokio::time::timeout(BACKLOG_WAIT, count).await {
+                Ok(Ok(rows)) => {
+                    self.rows = rows;
+                    self.at = Some(Instant::now());
+                }
+                Ok(Err(e)) => tracing::debug!(database, error = %e, "{what} can't be counted"),
+                Err(_) => tracing::debug!(database, "counting {what} takes long"),
+            }
+        }
+        self.at.map(|at| (self.rows.clone(), at.elapsed()))
+    }
 }
 
 impl ServedRelay {
     pub(crate) fn new(database: Arc<Database>) -> Self {
         let (name, people) = (database.name.clone(), database.store_for_people());
-        Self { name, database, people, relay: Mutex::default(), backlog: tokio::sync::Mutex::default() }
+        Self { name, database, people, relay: Mutex::default(), backlog: Default::default(), inbox_backlog: Default::default() }
     }
 
     /// What consumers received. Connects when it is asked something.
-    #[expect(dead_code, reason = "the pages will ask")]
     pub(crate) fn inbox(&self) -> Result<Arc<dyn InboxStore>, Failure> {
         self.database.inbox()
     }
@@ -159,19 +189,17 @@ impl ServedRelay {
     /// The backlog and its age, counted again when it is old and the database answers soon.
     pub(crate) async fn backlog(&self) -> Option<(Vec<Backlog>, Duration)> {
         let mut counted = self.backlog.lock().await;
-        if counted.tried.is_none_or(|t| t.elapsed() > BACKLOG_AGE) {
-            // A database that doesn't answer isn't asked by every scrape.
-            counted.tried = Some(Instant::now());
-            match tokio::time::timeout(BACKLOG_WAIT, self.people.backlog()).await {
-                Ok(Ok(backlog)) => {
-                    counted.backlog = backlog;
-                    counted.at = Some(Instant::now());
-                }
-                Ok(Err(e)) => tracing::debug!(database = self.name, error = %e, "the backlog can't be counted"),
-                Err(_) => tracing::debug!(database = self.name, "counting the backlog takes long"),
-            }
-        }
-        counted.at.map(|at| (counted.backlog.clone(), at.elapsed()))
+        counted.recent(&self.name, "the backlog", self.people.backlog()).await
+    }
+
+    /// The same of what consumers received.
+    pub(crate) async fn inbox_backlog(&self) -> Option<(Vec<InboxBacklog>, Duration)> {
+        let mut counted = self.inbox_backlog.lock().await;
+        let count = async {
+            let store = self.inbox().map_err(|failure| posthouse::Error::Config(failure.text))?;
+            store.backlog().await
+        };
+        counted.recent(&self.name, "the inbox", count).await
     }
 }
 
@@ -232,7 +260,7 @@ async fn destinations(State(served): State<Arc<Served>>) -> Response {
 }
 
 async fn metrics(State(served): State<Arc<Served>>) -> Response {
-    match metrics::text(&served).await {
+    match crate::metrics::text(&served).await {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("metrics can't be written: {e}\n")).into_response(),
     }

@@ -366,6 +366,7 @@ mod tests {
     fn members(houses: u16, live: &[(String, Coverage)]) -> Membership {
         let left = Duration::from_secs(1);
         Membership {
+            now: 0,
             live: live.iter().map(|(name, coverage)| Live { name: name.clone(), left, coverage: coverage.clone() }).collect(),
             houses: (0..houses).map(|h| (House(h.into()), None, 0)).collect(),
         }

@@ -220,6 +220,8 @@ mod asked {
         pub messages: i64,
         /// When the oldest was first seen, microseconds since 1970 UTC.
         pub oldest_us: i64,
+        /// How long ago that was by the database's clock, in microseconds.
+        pub age_us: i64,
     }
 
     /// What people ask of the inboxes of a set of tables. Every call has a deadline inside.

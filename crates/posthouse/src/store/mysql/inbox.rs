@@ -96,7 +96,8 @@ const READ: &str = concat!(
 
 const LIST: &str = concat!("SELECT ", columns!(), " FROM {inbox} WHERE 1 = 1");
 
-const BACKLOG: &str = "SELECT consumer, status, COUNT(*), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', MIN(first_at)) FROM {inbox} \
+const BACKLOG: &str = "SELECT consumer, status, COUNT(*), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', MIN(first_at)), \
+    TIMESTAMPDIFF(MICROSECOND, MIN(first_at), UTC_TIMESTAMP(6)) FROM {inbox} \
     WHERE next_attempt_at IS NOT NULL GROUP BY consumer, status ORDER BY consumer, status";
 
 /// Bytes as text; what isn't UTF-8 in them becomes U+FFFD.
@@ -463,6 +464,7 @@ impl InboxRows for MySql {
                 status: status(r, 1)?,
                 messages: r.try_get(2)?,
                 oldest_us: r.try_get(3)?,
+                age_us: r.try_get(4)?,
             })
         };
         Ok(rows.iter().map(line).collect::<Result<_, sqlx::Error>>()?)

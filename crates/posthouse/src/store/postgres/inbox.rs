@@ -86,7 +86,8 @@ const LIST: &str = concat!(
          AND ($4::text IS NULL OR (consumer, message_id) > ($4, $5))%UNFINISHED% ORDER BY consumer, message_id LIMIT $6"
 );
 
-const BACKLOG: &str = "SELECT consumer, status, count(*), (extract(epoch FROM min(first_at)) * 1000000)::bigint FROM {inbox} \
+const BACKLOG: &str = "SELECT consumer, status, count(*), (extract(epoch FROM min(first_at)) * 1000000)::bigint, \
+    (extract(epoch FROM clock_timestamp() - min(first_at)) * 1000000)::bigint FROM {inbox} \
     WHERE next_attempt_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2";
 
 fn row(r: &PgRow) -> Result<InboxRow, sqlx::Error> {
@@ -363,6 +364,7 @@ impl InboxRows for Postgres {
                 status: InboxStatus::parse(r.try_get(1)?),
                 messages: r.try_get(2)?,
                 oldest_us: r.try_get(3)?,
+                age_us: r.try_get(4)?,
             })
         };
         Ok(rows.iter().map(line).collect::<Result<_, sqlx::Error>>()?)

@@ -113,8 +113,11 @@ const LIST: &str = concat!(
          AND (?4 IS NULL OR (consumer, message_id) > (?4, ?5))%UNFINISHED% ORDER BY consumer, message_id LIMIT ?6"
 );
 
-const BACKLOG: &str = "SELECT consumer, status, count(*), min(first_at) * 1000 FROM {inbox} \
-    WHERE next_attempt_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2";
+const BACKLOG: &str = concat!(
+    "SELECT consumer, status, count(*), min(first_at) * 1000, (",
+    now!(),
+    " - min(first_at)) * 1000 FROM {inbox} WHERE next_attempt_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2"
+);
 
 /// How long a write waits for another one.
 const BUSY: Duration = Duration::from_secs(5);
@@ -426,6 +429,7 @@ impl InboxRows for Sqlite {
                 status: InboxStatus::parse(r.try_get(1)?),
                 messages: r.try_get(2)?,
                 oldest_us: r.try_get(3)?,
+                age_us: r.try_get(4)?,
             })
         };
         Ok(rows.iter().map(line).collect::<Result<_, sqlx::Error>>()?)
