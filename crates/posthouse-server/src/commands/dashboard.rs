@@ -19,9 +19,15 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     let served = Arc::new(Served::new(&config, &databases, Vec::new(), false));
     let server = Server::start(&served).await?;
     let watching = Watching::start(&config, &served)?;
+    #[cfg(feature = "otlp")]
+    let otlp = crate::metrics::Otlp::start(&served)?;
     eprintln!("dashboard on http://{}; Ctrl-C ends it", server.address);
     signals.next().await;
     served.draining.store(true, Ordering::Relaxed);
+    #[cfg(feature = "otlp")]
+    if let Some(otlp) = otlp {
+        otlp.stop().await;
+    }
     watching.stop().await;
     server.stop().await;
     Ok(())

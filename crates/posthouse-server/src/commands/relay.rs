@@ -93,6 +93,8 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     let served = Arc::new(Served::new(config, databases, scans, true));
     let server = Server::start(&served).await?;
     let watching = Watching::start(config, &served)?;
+    #[cfg(feature = "otlp")]
+    let otlp = crate::metrics::Otlp::start(&served)?;
 
     let mut executor = Executor::none();
     let started = async {
@@ -119,6 +121,10 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
         () = signals.next() => {
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
+    }
+    #[cfg(feature = "otlp")]
+    if let Some(otlp) = otlp {
+        otlp.stop().await;
     }
     watching.stop().await;
     server.stop().await;

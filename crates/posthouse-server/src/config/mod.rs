@@ -7,6 +7,8 @@ mod problem;
 mod redact;
 mod shape;
 mod show;
+#[cfg(feature = "otlp")]
+mod telemetry;
 mod transport;
 mod watch;
 #[cfg(feature = "xxl-job")]
@@ -29,6 +31,8 @@ use self::problem::join;
 pub(crate) use self::redact::url as redact_url;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
+#[cfg(feature = "otlp")]
+pub(crate) use self::telemetry::TelemetryConfig;
 pub(crate) use self::transport::TransportConfig;
 pub(crate) use self::watch::Watched;
 use self::watch::Watches;
@@ -62,6 +66,9 @@ pub(crate) struct Config {
     pub(crate) adopted: BTreeMap<String, Adopted>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
+    /// None: metrics go to no collector.
+    #[cfg(feature = "otlp")]
+    pub(crate) telemetry: Option<TelemetryConfig>,
     /// None: no executor for an XXL-JOB admin.
     #[cfg(feature = "xxl-job")]
     pub(crate) xxl_job: Option<XxlJobConfig>,
@@ -252,6 +259,13 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
     let listen_shown = walk.shown.get("server.listen").cloned();
     let server = server(&mut walk, table.remove("server"), listen_shown);
+    #[cfg(feature = "otlp")]
+    let telemetry = telemetry::section(&mut walk, table.remove("telemetry"));
+    #[cfg(not(feature = "otlp"))]
+    if table.contains_key("telemetry") {
+        let problem = Problem::new("telemetry", None, "this posthouse was built without otlp");
+        walk.problems.push(problem.fix("use one that was built with it (cargo feature \"otlp\"), or remove this section"));
+    }
     #[cfg(feature = "xxl-job")]
     let xxl_job = xxl_job::section(&mut walk, table.remove("xxl_job"));
     #[cfg(not(feature = "xxl-job"))]
@@ -270,6 +284,8 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         adopted,
         relay,
         server,
+        #[cfg(feature = "otlp")]
+        telemetry,
         #[cfg(feature = "xxl-job")]
         xxl_job,
     };

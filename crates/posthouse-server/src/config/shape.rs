@@ -163,6 +163,13 @@ const XXL_JOB: Keys = &[
     ("log_retention", Shape::Duration),
     ("callback_retry", Shape::Duration),
 ];
+const TELEMETRY: Keys = &[
+    ("otlp_endpoint", Shape::Url),
+    ("interval", Shape::Duration),
+    ("timeout", Shape::Duration),
+    ("headers", Shape::Named(&Shape::Secret)),
+    ("resource", Shape::Named(&Shape::Text)),
+];
 const ADOPTED_STATE: Keys = &[
     ("column", Shape::Text),
     ("pending", Shape::Free),
@@ -215,6 +222,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("adopted", Shape::Named(&ADOPTED_SHAPE)),
     ("relay", Shape::Table(RELAY)),
     ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
+    ("telemetry", Shape::Table(TELEMETRY)),
     ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 

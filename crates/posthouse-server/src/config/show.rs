@@ -46,6 +46,10 @@ impl Config {
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }
+        #[cfg(feature = "otlp")]
+        if let Some(telemetry) = &self.telemetry {
+            out["telemetry"] = telemetry.shown();
+        }
         #[cfg(feature = "xxl-job")]
         if let Some(xxl_job) = &self.xxl_job {
             out["xxl_job"] = xxl_job.shown();

@@ -5,10 +5,13 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `otlp.rs` | sends them to an OpenTelemetry collector |
 //! | `page.rs` | makes families of metrics out of snapshots |
 //! | `relay.rs` | what the relays of this process did and how they stand |
 //! | `waiting.rs` | what waits in databases and brokers, whoever works on it |
 
+#[cfg(feature = "otlp")]
+mod otlp;
 mod page;
 mod relay;
 mod waiting;
@@ -19,6 +22,8 @@ use posthouse::RelayStats;
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, TextEncoder};
 
+#[cfg(feature = "otlp")]
+pub(crate) use self::otlp::Otlp;
 use self::page::Page;
 use crate::http::Served;
 
