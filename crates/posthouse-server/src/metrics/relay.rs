@@ -104,6 +104,11 @@ fn gauges(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
         "Messages in houses that no live instance covers or that don't exist; counted up to 10 000 in each of up to 16 houses.",
         DATABASE,
     )?;
+    let problems = page.gauge(
+        "problems",
+        "Problems with the tables that keep messages from being published or sent until a person mends them; /readyz tells which.",
+        DATABASE,
+    )?;
     let pool = page.gauge("pool_connections", "Open connections of the relay's own pools.", &["database", "state"])?;
     let most = page.gauge("pool_connections_max", "The most connections that the relay opens.", DATABASE)?;
     let pass = page.gauge("last_pass_age_seconds", "Time since the last successful pass of a loop.", &["database", "loop"])?;
@@ -124,6 +129,7 @@ fn gauges(page: &Page, all: &[(&str, RelayStats)]) -> prometheus::Result<()> {
         let houses = stats.uncovered.as_ref().and_then(|u| u.houses.count());
         uncovered.with_label_values(label).set(f64::from(houses.unwrap_or(0)));
         orphaned.with_label_values(label).set(stats.orphaned.iter().map(|(_, rows)| *rows as f64).sum());
+        problems.with_label_values(label).set(stats.problems.len() as f64);
         let connections = stats.connections;
         pool.with_label_values(&[*database, "idle"]).set(connections.idle.into());
         pool.with_label_values(&[*database, "in_use"]).set(connections.open.saturating_sub(connections.idle).into());

@@ -8,6 +8,8 @@ mod destinations;
 mod groups;
 mod inbox;
 mod many;
+#[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "otlp"))]
+mod metrics;
 mod relay;
 mod support;
 mod transports;

@@ -18,7 +18,7 @@ use sqlx::Connection;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A name that no other test, in no other process, has.
-fn unique(what: &str) -> String {
+pub(crate) fn unique(what: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros();
     format!("{what}_{:x}_{}_{}", now & 0xffff_ffff, std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -185,7 +185,7 @@ impl Drop for MySqlDatabase {
 }
 
 /// A server that the tests need. Without it they fail: a test that is left out proves nothing.
-fn variable(name: &str) -> String {
+pub(crate) fn variable(name: &str) -> String {
     std::env::var(name)
         .unwrap_or_else(|_| panic!("{name} is not set; start the servers and set it with: eval \"$(scripts/services env)\""))
 }

@@ -10,6 +10,7 @@ mod race;
 mod republish;
 mod retention;
 mod shared;
+mod stats;
 mod worker;
 
 use std::time::{Duration, SystemTime};

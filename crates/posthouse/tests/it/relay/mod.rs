@@ -5,6 +5,7 @@ mod clock;
 mod crash;
 mod delivery;
 mod exact;
+mod figures;
 mod groups;
 mod idle;
 mod instances;
