@@ -13,13 +13,9 @@ async fn an_inbox_counts_what_it_did() {
         for _ in 0..2 {
             assert_eq!(f.process(&order("done")).await, Handled::Duplicate);
         }
-        f.fail(&order("later"), || HandlerError::retry("no stock")).await;
-        f.fail(&order("never"), || HandlerError::reject("no such thing")).await;
-        // Set aside, once.
-        let nameless = Incoming::new("", "{}");
-        for _ in 0..2 {
-            assert_eq!(f.process(&nameless).await, Handled::Failed);
-        }
+        let _ = f.fail(&order("later"), || HandlerError::retry("no stock")).await;
+        let _ = f.fail(&order("never"), || HandlerError::reject("no such thing")).await;
+        assert_eq!(f.process(&Incoming::new("", "{}")).await, Handled::Failed, "set aside");
         // A clone, which a worker has too, counts in the same place.
         f.all_due().await;
         assert_eq!(
