@@ -4,6 +4,8 @@
 mod admin;
 #[cfg(feature = "relay")]
 mod duty;
+#[cfg(feature = "relay")]
+mod examine;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod migrate;
