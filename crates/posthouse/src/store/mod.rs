@@ -10,6 +10,7 @@
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
 //! | `duty.rs` | work that one instance does for all; audit lines |
+//! | `overview.rs` | what a dashboard asks about the tables as a whole |
 
 use std::future::Future;
 
@@ -27,6 +28,8 @@ mod insert;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "relay")]
+mod overview;
+#[cfg(feature = "relay")]
 mod passed;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
@@ -41,6 +44,8 @@ pub(crate) mod sqlite;
 pub(crate) use deadline::*;
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
+#[cfg(feature = "relay")]
+pub use overview::*;
 #[cfg(feature = "relay")]
 pub use passed::Passed;
 #[cfg(feature = "relay")]

@@ -7,6 +7,8 @@ mod duty;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod migrate;
+#[cfg(feature = "relay")]
+mod overview;
 mod publish;
 #[cfg(feature = "relay")]
 mod relay;

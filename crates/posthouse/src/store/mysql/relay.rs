@@ -13,8 +13,8 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
-    RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE, Passed, Poll,
+    Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -650,6 +650,10 @@ impl Store for MySqlStore {
         &self.passed
     }
 
+    fn overview(&self) -> &dyn OverviewStore {
+        self
+    }
+
     fn runs(&self) -> &dyn RunStore {
         self
     }
@@ -988,7 +992,7 @@ mod tests {
         server.execute(AssertSqlSafe(format!("CREATE DATABASE {database}"))).await.unwrap();
         let outbox = Outbox::new(MySqlPoolOptions::new().connect_with(options.database(&database)).await.unwrap());
         outbox.migrate().await.unwrap();
-        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30));
+        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30), None);
 
         let arms = |arm| store.union(arm, 4, 2);
         let union = [
