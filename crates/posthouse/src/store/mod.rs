@@ -11,6 +11,7 @@
 //! | `runs.rs` | runs of groups |
 //! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
+//! | `overview.rs` | what a dashboard asks about the tables as a whole |
 
 use std::future::Future;
 
@@ -30,6 +31,8 @@ mod insert;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "relay")]
+mod overview;
+#[cfg(feature = "relay")]
 mod passed;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
@@ -48,6 +51,8 @@ pub use examine::{Examination, Finding, LogFacts, Severity};
 pub(crate) use examine::{expected_indexes, expected_tables};
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
+#[cfg(feature = "relay")]
+pub use overview::*;
 #[cfg(feature = "relay")]
 pub use passed::Passed;
 #[cfg(feature = "relay")]

@@ -9,6 +9,8 @@ mod examine;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod migrate;
+#[cfg(feature = "relay")]
+mod overview;
 mod publish;
 #[cfg(feature = "relay")]
 mod relay;

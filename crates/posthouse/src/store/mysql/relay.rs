@@ -13,8 +13,8 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll, HouseRow, KeyHash,
-    Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll,
-    Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE,
+    Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -648,6 +648,10 @@ impl Store for MySqlStore {
 
     fn passed(&self) -> &Passed {
         &self.passed
+    }
+
+    fn overview(&self) -> &dyn OverviewStore {
+        self
     }
 
     fn runs(&self) -> &dyn RunStore {

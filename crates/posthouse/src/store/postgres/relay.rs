@@ -10,8 +10,8 @@ use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll, HouseRow, KeyHash,
-    Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll,
-    Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on,
+    Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE,
+    Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -449,6 +449,10 @@ impl Store for PostgresStore {
 
     fn passed(&self) -> &Passed {
         &self.passed
+    }
+
+    fn overview(&self) -> &dyn OverviewStore {
+        self
     }
 
     fn runs(&self) -> &dyn RunStore {
