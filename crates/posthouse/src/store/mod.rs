@@ -10,6 +10,8 @@
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
 //! | `duty.rs` | work that one instance does for all; audit lines |
+//!
+//! `listing.rs` pages through what people look for, with steps that each database does in its own way.
 
 use std::future::Future;
 
@@ -24,6 +26,8 @@ pub(crate) mod adopted;
 mod deadline;
 mod inbox;
 mod insert;
+#[cfg(any(feature = "relay", feature = "inbox"))]
+mod listing;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "relay")]
@@ -41,6 +45,8 @@ pub(crate) mod sqlite;
 pub(crate) use deadline::*;
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
+#[cfg(any(feature = "relay", feature = "inbox"))]
+pub use listing::*;
 #[cfg(feature = "relay")]
 pub use passed::Passed;
 #[cfg(feature = "relay")]
