@@ -12,9 +12,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
-    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
-    Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on, search,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
+    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
+    OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    search,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -650,6 +651,10 @@ impl Store for MySqlStore {
         &self.passed
     }
 
+    fn overview(&self) -> &dyn OverviewStore {
+        self
+    }
+
     fn runs(&self) -> &dyn RunStore {
         self
     }
@@ -949,6 +954,10 @@ impl Store for MySqlStore {
         on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
     }
 
+    fn examine(&self) -> Reply<'_, Examination> {
+        on!(self.work, self.deadline, "examination", |c| { super::examine::examine(c, &self.tables).await })
+    }
+
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
         on!(self.work, self.deadline, "audit", |c| { super::audit::record(c, &self.tables, record).await })
     }
@@ -992,7 +1001,7 @@ mod tests {
         server.execute(AssertSqlSafe(format!("CREATE DATABASE {database}"))).await.unwrap();
         let outbox = Outbox::new(MySqlPoolOptions::new().connect_with(options.database(&database)).await.unwrap());
         outbox.migrate().await.unwrap();
-        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30));
+        let store = MySqlStore::new(outbox.pool(), outbox.tables(), Duration::from_secs(30), None);
 
         let arms = |arm| store.union(arm, 4, 2);
         let union = [
