@@ -1,5 +1,6 @@
 //! `posthouse`: the relay of the transactional outbox as a program, and what people need around it.
 
+mod api;
 mod cli;
 mod commands;
 mod config;
@@ -9,7 +10,9 @@ mod depth;
 mod failure;
 mod health;
 mod http;
+mod mask;
 mod metrics;
+mod ops;
 mod output;
 #[cfg(feature = "xxl-job")]
 mod xxl_job;

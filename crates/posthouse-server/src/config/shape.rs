@@ -211,6 +211,26 @@ const ADOPTED: Keys = &[
     ("lease", Shape::Duration),
     ("interval", Shape::Duration),
 ];
+const SERVER: Keys = &[
+    ("listen", Shape::Text),
+    ("allow_public", Shape::Bool),
+    ("token", Shape::Secret),
+    ("viewer_token", Shape::Secret),
+    ("metrics_token", Shape::Secret),
+    ("session_key", Shape::Secret),
+    ("session", Shape::Duration),
+    ("trusted_proxy_header", Shape::Text),
+    ("trusted_proxies", Shape::Texts),
+    ("operators", Shape::Texts),
+    ("hosts", Shape::Texts),
+];
+const MASK: Keys = &[
+    ("destinations", Shape::Texts),
+    ("consumers", Shape::Texts),
+    ("hide", Shape::Bool),
+    ("paths", Shape::Texts),
+    ("headers", Shape::Texts),
+];
 const ADOPTED_SHAPE: Shape = Shape::Table(ADOPTED);
 const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
 /// The whole file, but for transports: what they hold depends on their kind.
@@ -221,13 +241,14 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("groups", Shape::Tables(GROUP)),
     ("adopted", Shape::Named(&ADOPTED_SHAPE)),
     ("relay", Shape::Table(RELAY)),
-    ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
+    ("server", Shape::Table(SERVER)),
+    ("masks", Shape::Tables(MASK)),
     ("telemetry", Shape::Table(TELEMETRY)),
     ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 4] = ["retention", "alerts", "inbox", "server.token"];
+const LATER: [&str; 3] = ["retention", "alerts", "inbox"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {
@@ -377,6 +398,7 @@ impl<'a> Walk<'a> {
         match fits(shape, value) {
             Ok(()) => true,
             Err((reason, fix)) => {
+                let fix = if matches!(shape, Shape::Tables(_)) { fix.replace("NAME", key) } else { fix };
                 let problem = Problem::new(at, Some(shown), reason);
                 self.say(if fix.is_empty() { problem } else { problem.fix(fix) }, key);
                 false
@@ -574,6 +596,8 @@ mod tests {
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
         same(&Group::default(), GROUP, &[]);
+        same(&super::super::ServerConfig::default(), SERVER, &[]);
+        same(&super::super::MaskConfig::default(), MASK, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);
         same(&CloudEvents::default(), CLOUDEVENTS, &[]);
         same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);

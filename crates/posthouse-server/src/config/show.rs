@@ -46,6 +46,9 @@ impl Config {
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }
+        if !self.written_masks.is_empty() {
+            out["masks"] = json!(self.written_masks);
+        }
         #[cfg(feature = "otlp")]
         if let Some(telemetry) = &self.telemetry {
             out["telemetry"] = telemetry.shown();

@@ -1,6 +1,8 @@
 //! The `posthouse` program, run as people run it. One behaviour per file.
 
 mod adopted;
+mod api;
+mod auth;
 mod cli;
 mod config;
 mod demo;

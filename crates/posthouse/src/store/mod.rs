@@ -12,6 +12,8 @@
 //! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 //! | `overview.rs` | what a dashboard asks about the tables as a whole |
+//!
+//! `listing.rs` pages through what people look for, with steps that each database does in its own way.
 
 use std::future::Future;
 
@@ -28,6 +30,8 @@ mod deadline;
 mod examine;
 mod inbox;
 mod insert;
+#[cfg(any(feature = "relay", feature = "inbox"))]
+mod listing;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "relay")]
@@ -51,6 +55,8 @@ pub use examine::{Examination, Finding, LogFacts, Severity};
 pub(crate) use examine::{expected_indexes, expected_tables};
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
+#[cfg(any(feature = "relay", feature = "inbox"))]
+pub use listing::*;
 #[cfg(feature = "relay")]
 pub use overview::*;
 #[cfg(feature = "relay")]
