@@ -1,12 +1,13 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use posthouse::store::{InboxStatus, MessageStatus};
 
 use crate::demo::DemoArgs;
+use crate::output::now_ms;
 
 const AFTER: &str = "\
 Configuration: the file given with -c, else ./posthouse.toml, else one database from --database or \
@@ -140,6 +141,19 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+/// A moment, in milliseconds since 1970 UTC.
+fn time(text: &str) -> Result<i64, String> {
+    let far = || "lies too far away".to_owned();
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return i64::try_from(ago.as_millis()).ok().and_then(|ms| now_ms().checked_sub(ms)).ok_or_else(far);
+    }
+    let day = if text.contains(['T', ' ']) { text.to_owned() } else { format!("{text}T00:00:00Z") };
+    let at = humantime::parse_rfc3339_weak(&day)
+        .map_err(|_| "is no time; write 2026-03-01, 2026-03-01T08:00:00Z (UTC), or how long ago, such as 2h".to_owned())?;
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| far())?;
+    i64::try_from(since.as_millis()).map_err(|_| far())
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Messages {
     /// List messages, newest first
@@ -152,6 +166,18 @@ pub(crate) enum Messages {
         /// Only this message id
         #[arg(long)]
         id: Option<String>,
+        /// Only those created at this time or later: "2026-03-01", "2026-03-01T08:00:00Z", or how long ago, such as "2h"
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        since: Option<i64>,
+        /// Only those created before this time, written in the same ways
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        until: Option<i64>,
+        /// Only those with this text in id, key, type, destination, last error or payload
+        #[arg(long)]
+        text: Option<String>,
+        /// How long to search for what no index leads to
+        #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+        within: Duration,
         /// At most this many
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         limit: u32,
@@ -258,6 +284,18 @@ pub(crate) enum Inbox {
         /// Only this consumer
         #[arg(long, value_name = "NAME")]
         consumer: Option<String>,
+        /// Only those first seen at this time or later: "2026-03-01", "2026-03-01T08:00:00Z", or how long ago, such as "2h"
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        since: Option<i64>,
+        /// Only those first seen before this time, written in the same ways
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        until: Option<i64>,
+        /// Only those with this text in id, key, type, source, last error or payload
+        #[arg(long)]
+        text: Option<String>,
+        /// How long to search for what no index leads to
+        #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+        within: Duration,
         /// At most this many
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         limit: u32,

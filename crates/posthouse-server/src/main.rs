@@ -8,6 +8,7 @@ mod demo;
 mod failure;
 mod health;
 mod http;
+mod ops;
 mod output;
 #[cfg(feature = "xxl-job")]
 mod xxl_job;

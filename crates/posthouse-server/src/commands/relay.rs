@@ -206,7 +206,7 @@ async fn start(
                 let scans = relay.scans();
                 place.started(relay);
                 tracing::info!(database = database.name, adopted = scan.name, group = scan.group, "adopted tables are scanned");
-                Ok((scan.group, scans))
+                Ok::<_, Failure>((scan.group, scans))
             });
             // A group's runs begin with its relay.
             for started in futures_util::future::join_all(scans).await {

@@ -25,9 +25,12 @@ use crate::config::Config;
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::health::{self, Health};
+use crate::ops::Refused;
+use crate::ops::bulk::Bulks;
 use posthouse::store::InboxStore;
 
 pub(crate) use self::server::Server;
+pub(crate) use self::who::{Role, Who};
 
 /// How old the backlog that metrics tell may be: counting it reads the whole pending set.
 const BACKLOG_AGE: Duration = Duration::from_secs(10);
@@ -45,6 +48,8 @@ pub(crate) struct Served {
     pub(crate) adopted: Vec<Arc<ServedAdopted>>,
     /// Whether this process relays; otherwise it only shows.
     pub(crate) relaying: bool,
+    /// Actions that are going in the background.
+    pub(crate) bulks: Bulks,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
 }
@@ -114,7 +119,6 @@ impl ServedRelay {
     }
 
     /// What consumers received. Connects when it is asked something.
-    #[expect(dead_code, reason = "the pages will ask")]
     pub(crate) fn inbox(&self) -> Result<Arc<dyn InboxStore>, Failure> {
         self.database.inbox()
     }
@@ -249,8 +253,17 @@ impl Served {
             databases: databases.iter().map(|d| Arc::new(ServedRelay::new(d.clone()))).collect(),
             adopted,
             relaying,
+            bulks: Bulks::default(),
             draining: AtomicBool::new(false),
         }
+    }
+
+    /// The database of this name.
+    pub(crate) fn database(&self, name: &str) -> Result<&Arc<ServedRelay>, Refused> {
+        self.databases.iter().find(|d| d.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.databases.iter().map(|d| d.name.as_str()).collect();
+            Refused::missing(format!("there is no database {name:?}; there are {}", known.join(", ")))
+        })
     }
 
     fn draining(&self) -> bool {

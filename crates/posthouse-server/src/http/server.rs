@@ -17,6 +17,7 @@ const END: Duration = Duration::from_secs(1);
 /// A running HTTP server.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    served: Arc<Served>,
     end: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -44,11 +45,12 @@ impl Server {
                 tracing::error!(error = %e, "the HTTP server ended");
             }
         });
-        Ok(Self { address, end, task })
+        Ok(Self { address, served: served.clone(), end, task })
     }
 
-    /// Lets answers finish, for a moment.
+    /// Stops what goes on in the background, and lets answers finish, for a moment.
     pub(crate) async fn stop(self) {
+        self.served.bulks.close().await;
         // The receiver is gone only when the server has ended by itself.
         let _ = self.end.send(());
         let mut task = self.task;

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use super::Inbox;
 use super::process::step;
 use crate::Error;
-use crate::store::{Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, on};
+use crate::store::{Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, Listed, on};
 
 pub(super) struct Admin<DB: Backend>(pub(super) Inbox<DB>);
 
@@ -19,10 +19,11 @@ impl<DB: Backend> fmt::Debug for Admin<DB> {
 }
 
 impl<DB: Backend> InboxStore for Admin<DB> {
-    fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Vec<InboxRow>, Error>> {
+    fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Listed<InboxRow, (String, String)>, Error>> {
         let inbox = &self.0;
         on!(inbox.outbox.pool(), inbox.deadline(), "listing received messages", |c| {
-            DB::inbox_list(c, inbox.tables(), filter).await
+            let rows = DB::inbox_list(c, inbox.tables(), filter).await?;
+            Ok(Listed::page(rows, filter.limit, |r| (r.consumer.clone(), r.message_id.clone())))
         })
     }
 

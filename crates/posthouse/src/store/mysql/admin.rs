@@ -5,7 +5,9 @@ use sqlx::{Connection, MySqlConnection, Row};
 
 use super::relay::{int, text, text_or_null};
 use crate::Error;
-use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+use crate::store::{
+    Action, AttemptRow, Backlog, HouseRow, Listed, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables,
+};
 
 /// The house of the log row `l`: an expression that the primary key of pending can be looked up by, which a function that
 /// reads the number of houses could not.
@@ -48,7 +50,7 @@ const UNFINISHED: &str = concat!(
 const SHOW: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.content_type, l.headers, l.payload FROM {meta} t STRAIGHT_JOIN {%LOG%} l LEFT JOIN {pending} p ON p.house = ",
+    ", l.content_type, l.headers, l.payload, l.destination FROM {meta} t STRAIGHT_JOIN {%LOG%} l LEFT JOIN {pending} p ON p.house = ",
     house!(),
     " AND p.id = l.id WHERE t.one = 1 AND l.id = ?"
 );
@@ -74,7 +76,11 @@ fn row(r: &MySqlRow) -> Result<MessageRow, sqlx::Error> {
     })
 }
 
-pub(super) async fn list(conn: &mut MySqlConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
+pub(super) async fn list(
+    conn: &mut MySqlConnection,
+    tables: &Tables,
+    filter: &MessageFilter,
+) -> Result<Listed<MessageRow>, Error> {
     let (mut template, status) = match filter.status {
         None => (ALL.to_owned(), None),
         Some(MessageStatus::Sent) => (format!("{ALL} AND p.id IS NULL"), None),
@@ -118,7 +124,7 @@ pub(super) async fn list(conn: &mut MySqlConnection, tables: &Tables, filter: &M
     }
     out.sort_unstable_by_key(|m| std::cmp::Reverse(m.id));
     out.truncate(filter.limit as usize);
-    Ok(out)
+    Ok(Listed::page(out, filter.limit, |r| r.id))
 }
 
 pub(super) async fn show(conn: &mut MySqlConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
@@ -166,6 +172,7 @@ pub(super) async fn show(conn: &mut MySqlConnection, tables: &Tables, id: i64) -
     }
     Ok(Some(MessageDetail {
         row: message,
+        published_to: text(&found, 16)?,
         content_type: text(&found, 13)?,
         headers: text_or_null(&found, 14)?,
         payload: found.try_get(15)?,

@@ -4,7 +4,9 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 
 use crate::Error;
-use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+use crate::store::{
+    Action, AttemptRow, Backlog, HouseRow, Listed, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables,
+};
 
 macro_rules! columns {
     () => {
@@ -43,7 +45,7 @@ const LIST_UNFINISHED: &str = concat!(
 const SHOW: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.content_type, l.headers::text AS headers, l.payload FROM (SELECT * FROM {message} WHERE id = $1 UNION ALL SELECT * FROM {kept} WHERE id = $1) l \
+    ", l.content_type, l.headers::text AS headers, l.payload, l.destination AS published_to FROM (SELECT * FROM {message} WHERE id = $1 UNION ALL SELECT * FROM {kept} WHERE id = $1) l \
      LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id LIMIT 1"
 );
 
@@ -65,7 +67,7 @@ fn row(r: &PgRow) -> Result<MessageRow, sqlx::Error> {
     })
 }
 
-pub(super) async fn list(conn: &mut PgConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
+pub(super) async fn list(conn: &mut PgConnection, tables: &Tables, filter: &MessageFilter) -> Result<Listed<MessageRow>, Error> {
     let (template, status) = match filter.status {
         None => (LIST_ALL, None),
         Some(MessageStatus::Sent) => (LIST_ALL, Some("SENT")),
@@ -80,7 +82,7 @@ pub(super) async fn list(conn: &mut PgConnection, tables: &Tables, filter: &Mess
         .bind(status)
         .fetch_all(conn)
         .await?;
-    Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+    Ok(Listed::page(rows.iter().map(row).collect::<Result<_, _>>()?, filter.limit, |r| r.id))
 }
 
 pub(super) async fn show(conn: &mut PgConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
@@ -113,6 +115,7 @@ pub(super) async fn show(conn: &mut PgConnection, tables: &Tables, id: i64) -> R
     .await?;
     Ok(Some(MessageDetail {
         row: message,
+        published_to: found.try_get("published_to")?,
         content_type: found.try_get("content_type")?,
         headers: found.try_get("headers")?,
         payload: found.try_get("payload")?,

@@ -9,9 +9,9 @@ use sqlx::{Connection, PgPool, Row, SqlStr};
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE, Passed, Poll,
-    Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
+    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
+    Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -451,7 +451,7 @@ impl Store for PostgresStore {
         &self.passed
     }
 
-    fn overview(&self) -> &dyn OverviewStore {
+    fn overview(&self) -> &dyn crate::store::OverviewStore {
         self
     }
 
@@ -655,7 +655,7 @@ impl Store for PostgresStore {
         })
     }
 
-    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>> {
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Listed<MessageRow>> {
         on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
     }
 
@@ -680,7 +680,11 @@ impl Store for PostgresStore {
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
-        on!(self.work, self.deadline, "audit", |c| { super::duty::record(c, &self.tables, record).await })
+        on!(self.work, self.deadline, "audit", |c| { super::audit::record(c, &self.tables, record).await })
+    }
+
+    fn audits<'a>(&'a self, filter: &'a AuditFilter) -> Reply<'a, Listed<AuditRow>> {
+        on!(self.work, self.deadline, "audit log", |c| { super::audit::list(c, &self.tables, filter).await })
     }
 
     fn houses(&self) -> Reply<'_, Vec<HouseRow>> {

@@ -6,7 +6,9 @@ use sqlx::{Connection, Row, SqliteConnection};
 use super::now;
 use super::relay::{bytes, json, text, text_or_null};
 use crate::Error;
-use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+use crate::store::{
+    Action, AttemptRow, Backlog, HouseRow, Listed, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables,
+};
 
 macro_rules! columns {
     () => {
@@ -42,7 +44,7 @@ const LIST_UNFINISHED: &str = concat!(
 const SHOW: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.content_type, l.headers, l.payload FROM {message} l LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id WHERE l.id = ?"
+    ", l.content_type, l.headers, l.payload, l.destination FROM {message} l LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id WHERE l.id = ?"
 );
 
 fn row(r: &SqliteRow) -> Result<MessageRow, sqlx::Error> {
@@ -63,7 +65,11 @@ fn row(r: &SqliteRow) -> Result<MessageRow, sqlx::Error> {
     })
 }
 
-pub(super) async fn list(conn: &mut SqliteConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
+pub(super) async fn list(
+    conn: &mut SqliteConnection,
+    tables: &Tables,
+    filter: &MessageFilter,
+) -> Result<Listed<MessageRow>, Error> {
     let (template, status) = match filter.status {
         None => (LIST_ALL, None),
         Some(MessageStatus::Sent) => (LIST_ALL, Some("SENT")),
@@ -78,7 +84,7 @@ pub(super) async fn list(conn: &mut SqliteConnection, tables: &Tables, filter: &
         .bind(status)
         .fetch_all(conn)
         .await?;
-    Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+    Ok(Listed::page(rows.iter().map(row).collect::<Result<_, _>>()?, filter.limit, |r| r.id))
 }
 
 pub(super) async fn show(conn: &mut SqliteConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
@@ -111,6 +117,7 @@ pub(super) async fn show(conn: &mut SqliteConnection, tables: &Tables, id: i64) 
     .await?;
     Ok(Some(MessageDetail {
         row: message,
+        published_to: text(&found, 16)?,
         content_type: text(&found, 13)?,
         headers: text_or_null(&found, 14)?,
         payload: bytes(&found, 15)?.unwrap_or_default(),
