@@ -3,6 +3,7 @@
 mod cli;
 mod commands;
 mod config;
+mod dashboard;
 mod database;
 mod demo;
 mod failure;

@@ -7,7 +7,7 @@ pub(crate) mod houses;
 pub(crate) mod inbox;
 pub(crate) mod messages;
 pub(crate) mod migrate;
-mod payload;
+pub(crate) mod payload;
 pub(crate) mod publish;
 pub(crate) mod relay;
 pub(crate) mod runs;

@@ -53,7 +53,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Offset, 16 bytes, and what of them is plain ASCII.
-fn dump(bytes: &[u8]) -> String {
+pub(crate) fn dump(bytes: &[u8]) -> String {
     let lines = bytes.chunks(16).enumerate().map(|(n, chunk)| {
         let hex: Vec<String> = chunk.iter().map(|b| format!("{b:02x}")).collect();
         let ascii: String = chunk.iter().map(|b| if (0x20..0x7f).contains(b) { char::from(*b) } else { '.' }).collect();

@@ -129,11 +129,14 @@ impl DatabaseConfig {
 pub(crate) struct ServerConfig {
     pub(crate) listen: SocketAddr,
     pub(crate) allow_public: bool,
+    /// Where a trace is shown: a URL in which `{trace_id}` stands for its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) trace_url: Option<String>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8420)), allow_public: false }
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8420)), allow_public: false, trace_url: None }
     }
 }
 
@@ -396,6 +399,19 @@ fn server(walk: &mut Walk<'_>, value: Option<Value>, shown: Option<String>) -> S
     let mut out = ServerConfig::default();
     let Some(Value::Table(table)) = value else { return out };
     out.allow_public = table.get("allow_public").and_then(Value::as_bool).unwrap_or_default();
+    if let Some(url) = table.get("trace_url").and_then(Value::as_str) {
+        let web = url::Url::parse(&url.replace("{trace_id}", "0")).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
+        if web && url.contains("{trace_id}") {
+            out.trace_url = Some(url.to_owned());
+        } else {
+            let problem = Problem::new(
+                "server.trace_url",
+                Some(redact_url(url)),
+                "must be an http:// or https:// URL with {trace_id} in it",
+            );
+            walk.problems.push(problem.fix("trace_url = \"https://traces.example/trace/{trace_id}\""));
+        }
+    }
     if let Some(listen) = table.get("listen").and_then(Value::as_str) {
         match listen.parse() {
             Ok(listen) => out.listen = listen,

@@ -207,7 +207,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("groups", Shape::Tables(GROUP)),
     ("adopted", Shape::Named(&ADOPTED_SHAPE)),
     ("relay", Shape::Table(RELAY)),
-    ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
+    ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool), ("trace_url", Shape::Url)])),
     ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 

@@ -1,7 +1,7 @@
-//! Health, readiness and metrics over HTTP.
+//! Health, readiness and metrics over HTTP, and the pages.
 
 mod metrics;
-mod ready;
+pub(crate) mod ready;
 mod server;
 mod who;
 
@@ -22,6 +22,7 @@ use posthouse::{Run, RunReport};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::dashboard::{self, History};
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::health::{self, Health};
@@ -48,6 +49,8 @@ pub(crate) struct Served {
     pub(crate) adopted: Vec<Arc<ServedAdopted>>,
     /// Whether this process relays; otherwise it only shows.
     pub(crate) relaying: bool,
+    /// The last hour, for the charts.
+    pub(crate) history: History,
     /// Actions that are going in the background.
     pub(crate) bulks: Bulks,
     /// Told to stop.
@@ -178,16 +181,11 @@ impl ServedRelay {
 
 fn router(served: Arc<Served>) -> Router {
     Router::new()
-        .route(
-            "/",
-            get(|| async {
-                "posthouse\n\n/healthz       the process is alive\n/readyz        its relays work\n/destinations  how destinations stand\n/metrics       for Prometheus\n"
-            }),
-        )
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/destinations", get(destinations))
         .route("/metrics", get(metrics))
+        .merge(dashboard::routes())
         .layer(axum::middleware::from_fn(who::known))
         .with_state(served)
 }
@@ -253,6 +251,7 @@ impl Served {
             databases: databases.iter().map(|d| Arc::new(ServedRelay::new(d.clone()))).collect(),
             adopted,
             relaying,
+            history: History::default(),
             bulks: Bulks::default(),
             draining: AtomicBool::new(false),
         }

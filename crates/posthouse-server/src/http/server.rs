@@ -31,6 +31,7 @@ impl Server {
         })?;
         let address = listener.local_addr().unwrap_or(listen);
         tracing::info!(%address, "health and metrics over HTTP");
+        tracing::info!("dashboard on http://{address}/");
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "health and metrics can be read by other machines (server.allow_public)");
         }

@@ -25,6 +25,13 @@ pub(crate) struct Who {
     pub(crate) csrf: String,
 }
 
+impl Who {
+    /// Whether there is a session to log out of.
+    pub(crate) fn logged_in(&self) -> bool {
+        !self.csrf.is_empty()
+    }
+}
+
 impl<S: Sync> FromRequestParts<S> for Who {
     type Rejection = StatusCode;
 
