@@ -1,8 +1,10 @@
 //! The `posthouse` program, run as people run it. One behaviour per file.
 
 mod adopted;
+mod browser;
 mod cli;
 mod config;
+mod dashboard;
 mod demo;
 mod destinations;
 mod groups;
