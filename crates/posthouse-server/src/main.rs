@@ -1,5 +1,6 @@
 //! `posthouse`: the relay of the transactional outbox as a program, and what people need around it.
 
+mod api;
 mod cli;
 mod commands;
 mod config;
@@ -9,6 +10,7 @@ mod demo;
 mod failure;
 mod health;
 mod http;
+mod mask;
 mod ops;
 mod output;
 #[cfg(feature = "xxl-job")]

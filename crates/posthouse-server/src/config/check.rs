@@ -10,7 +10,7 @@ use super::groups::among;
 use super::problem::{Problem, join};
 use super::redact;
 use super::shape::{Walk, suggest};
-use super::{Config, DatabaseConfig, TransportConfig};
+use super::{Config, DatabaseConfig, TransportConfig, server};
 use crate::database::Target;
 
 pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
@@ -73,15 +73,7 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
             }
         }
     }
-    let listen = config.server.listen;
-    if !listen.ip().is_loopback() && !config.server.allow_public && !doubtful(walk, "allow_public") {
-        let reason = "can be reached from other machines, and this version has no authentication: everybody there could read \
-                      health and metrics, names of destinations included";
-        found.push(
-            Problem::new("server.listen", Some(format!("\"{listen}\"")), reason)
-                .fix("listen = \"127.0.0.1:8420\", or allow_public = true if a firewall or proxy guards it"),
-        );
-    }
+    server::relations(&config.server, |key| doubtful(walk, key), walk, &mut found);
     walk.problems.extend(found);
 }
 

@@ -3,8 +3,11 @@
 pub(crate) mod check;
 mod expand;
 mod groups;
+mod masks;
 mod problem;
 mod redact;
+mod secret;
+mod server;
 mod shape;
 mod show;
 mod transport;
@@ -12,7 +15,6 @@ mod transport;
 mod xxl_job;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use posthouse::{Adopted, Group, RelaySettings, Route};
@@ -23,15 +25,19 @@ use toml::{Table, Value};
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::groups::database_of;
 pub(crate) use self::groups::{among, trigger_text};
+use self::masks::MaskConfig;
 pub(crate) use self::problem::Problem;
 use self::problem::join;
 pub(crate) use self::redact::url as redact_url;
+pub(crate) use self::secret::Secret;
+pub(crate) use self::server::ServerConfig;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
 pub(crate) use self::transport::TransportConfig;
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::xxl_job::XxlJobConfig;
 use crate::failure::Failure;
+use crate::mask::Masks;
 use crate::output::count;
 
 /// Read when no file is named.
@@ -57,6 +63,10 @@ pub(crate) struct Config {
     pub(crate) adopted: BTreeMap<String, Adopted>,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
+    /// As they are written.
+    written_masks: Vec<MaskConfig>,
+    /// What people must not see.
+    pub(crate) masks: Masks,
     /// None: no executor for an XXL-JOB admin.
     #[cfg(feature = "xxl-job")]
     pub(crate) xxl_job: Option<XxlJobConfig>,
@@ -120,23 +130,6 @@ impl DatabaseConfig {
         let Some(tables) = &self.tables else { return vec![(name.to_owned(), self.clone())] };
         let one = |prefix: &String| (format!("{name}/{prefix}"), Self { prefix: prefix.clone(), tables: None, ..self.clone() });
         tables.iter().map(one).collect()
-    }
-}
-
-/// `[server]`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct ServerConfig {
-    pub(crate) listen: SocketAddr,
-    pub(crate) allow_public: bool,
-    /// Where a trace is shown: a URL in which `{trace_id}` stands for its id.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) trace_url: Option<String>,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8420)), allow_public: false, trace_url: None }
     }
 }
 
@@ -248,8 +241,8 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
     let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
-    let listen_shown = walk.shown.get("server.listen").cloned();
-    let server = server(&mut walk, table.remove("server"), listen_shown);
+    let server = server::section(&mut walk, table.remove("server"));
+    let (written_masks, masks) = masks::read(&mut walk, table.remove("masks"));
     #[cfg(feature = "xxl-job")]
     let xxl_job = xxl_job::section(&mut walk, table.remove("xxl_job"));
     #[cfg(not(feature = "xxl-job"))]
@@ -266,6 +259,8 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         adopted,
         relay,
         server,
+        written_masks,
+        masks,
         #[cfg(feature = "xxl-job")]
         xxl_job,
     };
@@ -393,33 +388,4 @@ fn one_transport(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<Transp
         return None;
     }
     TransportConfig::of(&kind, walk, &at, table)
-}
-
-fn server(walk: &mut Walk<'_>, value: Option<Value>, shown: Option<String>) -> ServerConfig {
-    let mut out = ServerConfig::default();
-    let Some(Value::Table(table)) = value else { return out };
-    out.allow_public = table.get("allow_public").and_then(Value::as_bool).unwrap_or_default();
-    if let Some(url) = table.get("trace_url").and_then(Value::as_str) {
-        let web = url::Url::parse(&url.replace("{trace_id}", "0")).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
-        if web && url.contains("{trace_id}") {
-            out.trace_url = Some(url.to_owned());
-        } else {
-            let problem = Problem::new(
-                "server.trace_url",
-                Some(redact_url(url)),
-                "must be an http:// or https:// URL with {trace_id} in it",
-            );
-            walk.problems.push(problem.fix("trace_url = \"https://traces.example/trace/{trace_id}\""));
-        }
-    }
-    if let Some(listen) = table.get("listen").and_then(Value::as_str) {
-        match listen.parse() {
-            Ok(listen) => out.listen = listen,
-            Err(_) => walk.problems.push(
-                Problem::new("server.listen", shown, "must be an IP address and a port")
-                    .fix("listen = \"127.0.0.1:8420\", or \"[::1]:8420\""),
-            ),
-        }
-    }
-    out
 }

@@ -197,6 +197,27 @@ const ADOPTED: Keys = &[
     ("lease", Shape::Duration),
     ("interval", Shape::Duration),
 ];
+const SERVER: Keys = &[
+    ("listen", Shape::Text),
+    ("allow_public", Shape::Bool),
+    ("token", Shape::Secret),
+    ("viewer_token", Shape::Secret),
+    ("metrics_token", Shape::Secret),
+    ("session_key", Shape::Secret),
+    ("session", Shape::Duration),
+    ("trusted_proxy_header", Shape::Text),
+    ("trusted_proxies", Shape::Texts),
+    ("operators", Shape::Texts),
+    ("hosts", Shape::Texts),
+    ("trace_url", Shape::Url),
+];
+const MASK: Keys = &[
+    ("destinations", Shape::Texts),
+    ("consumers", Shape::Texts),
+    ("hide", Shape::Bool),
+    ("paths", Shape::Texts),
+    ("headers", Shape::Texts),
+];
 const ADOPTED_SHAPE: Shape = Shape::Table(ADOPTED);
 const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
 /// The whole file, but for transports: what they hold depends on their kind.
@@ -207,12 +228,13 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("groups", Shape::Tables(GROUP)),
     ("adopted", Shape::Named(&ADOPTED_SHAPE)),
     ("relay", Shape::Table(RELAY)),
-    ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool), ("trace_url", Shape::Url)])),
+    ("server", Shape::Table(SERVER)),
+    ("masks", Shape::Tables(MASK)),
     ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 4] = ["retention", "alerts", "inbox", "server.token"];
+const LATER: [&str; 3] = ["retention", "alerts", "inbox"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {
@@ -309,7 +331,9 @@ impl<'a> Walk<'a> {
             let named = table.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()).map(|name| join(at, name));
             // Two of one name are told apart by their numbers.
             let path = named.filter(|path| !self.groups.contains(path)).unwrap_or_else(|| format!("{at}[{place}]"));
-            self.groups.push(path.clone());
+            if at == "groups" {
+                self.groups.push(path.clone());
+            }
             self.table(&path, &Shape::Table(keys), table);
         }
     }
@@ -357,6 +381,7 @@ impl<'a> Walk<'a> {
         match fits(shape, value) {
             Ok(()) => true,
             Err((reason, fix)) => {
+                let fix = if matches!(shape, Shape::Tables(_)) { fix.replace("NAME", key) } else { fix };
                 let problem = Problem::new(at, Some(shown), reason);
                 self.say(if fix.is_empty() { problem } else { problem.fix(fix) }, key);
                 false
@@ -487,7 +512,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
                     let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
                     format!("write one of {}, or a table with {}", words.join(", "), keys.join(", "))
                 }
-                Shape::Tables(_) => "write [[groups]] above the keys of each group".into(),
+                Shape::Tables(_) => "write [[NAME]] above the keys of each".into(),
                 _ => String::new(),
             };
             Err((format!("is {}, must be {wanted}", kind(other)), fix))
@@ -551,6 +576,8 @@ mod tests {
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
         same(&Group::default(), GROUP, &[]);
+        same(&super::super::ServerConfig::default(), SERVER, &[]);
+        same(&super::super::MaskConfig::default(), MASK, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);
         same(&CloudEvents::default(), CLOUDEVENTS, &[]);
         same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);

@@ -41,6 +41,9 @@ impl Config {
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }
+        if !self.written_masks.is_empty() {
+            out["masks"] = json!(self.written_masks);
+        }
         #[cfg(feature = "xxl-job")]
         if let Some(xxl_job) = &self.xxl_job {
             out["xxl_job"] = xxl_job.shown();

@@ -28,11 +28,19 @@ pub(super) static EDITION: LazyLock<String> = LazyLock::new(|| {
     format!("{:016x}", hasher.finish())
 });
 
+/// By name alone, for pages that don't know the edition.
+pub(super) async fn plain(Path(name): Path<String>) -> Response {
+    answer(&name, "no-cache")
+}
+
 pub(super) async fn asset(Path((edition, name)): Path<(String, String)>) -> Response {
-    let Some((_, kind, content)) = ALL.iter().find(|(known, ..)| *known == name) else {
-        return (StatusCode::NOT_FOUND, "there is no such file\n").into_response();
-    };
     // A page of another version of this program may ask, and must not keep what it gets.
-    let keep = if edition == *EDITION { "public, max-age=31536000, immutable" } else { "no-store" };
-    ([(header::CONTENT_TYPE, *kind), (header::CACHE_CONTROL, keep)], *content).into_response()
+    answer(&name, if edition == *EDITION { "public, max-age=31536000, immutable" } else { "no-store" })
+}
+
+fn answer(name: &str, keep: &'static str) -> Response {
+    match ALL.iter().find(|(known, ..)| *known == name) {
+        Some((_, kind, content)) => ([(header::CONTENT_TYPE, *kind), (header::CACHE_CONTROL, keep)], *content).into_response(),
+        None => (StatusCode::NOT_FOUND, "there is no such file\n").into_response(),
+    }
 }

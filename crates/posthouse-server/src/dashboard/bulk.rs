@@ -7,8 +7,9 @@ use axum::response::{IntoResponse, Response};
 use posthouse::store::Action;
 use serde::Deserialize;
 
-use super::view::{number, page, shown, status};
+use super::view::{number, page, shown};
 use super::{Shared, asked, first_of, inbox, messages};
+use crate::api::status;
 use crate::http::{ServedRelay, Who};
 use crate::ops::bulk::{Bulk, Progress};
 use crate::ops::{self, Counted, Refused};

@@ -4,18 +4,17 @@ use askama::Template;
 use axum::Form;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
-use posthouse::store::{GroupRow, RunFilter, RunRow, RunStatus};
-use posthouse::{Group, Trigger};
+use posthouse::store::{RunFilter, RunRow, RunStatus};
 use serde::Deserialize;
 
 use super::view::{Badge, Frame, Href, Notice, Oops, Place, Trail, When, badge, number, page as shown_page, short, shown, span};
 use super::{ROWS, Shared, asked, first_of};
 use crate::config::trigger_text;
-use crate::http::{ServedRelay, Who};
+use crate::http::Who;
 use crate::ops;
 use crate::output::now_ms;
 
-/// Of each group so many runs are looked at: those that are going, and the last one that ended.
+/// Runs on the page of groups.
 const LOOK: u32 = 20;
 
 /// Groups on the page. A database knows more only of configurations that are long gone.
@@ -117,12 +116,12 @@ pub(super) async fn page(State(served): State<Shared>, who: Who, Query(query): Q
     };
     let filter = RunFilter { limit: LOOK, ..RunFilter::default() };
     let (lines, runs) = tokio::join!(
-        asked(database, lines(database, configured, &query.db)),
+        asked(database, ops::groups::list(&served.config, database)),
         asked(database, database.people.runs().list(&filter))
     );
     match (lines, runs) {
         (Ok(lines), Ok(runs)) => {
-            page.groups = lines;
+            page.groups = lines.into_iter().take(GROUPS).map(|line| Line::of(line, &query.db)).collect();
             page.runs = runs.iter().map(Run::of).collect();
         }
         (Err(e), _) | (_, Err(e)) => page.error = Some(e),
@@ -130,43 +129,25 @@ pub(super) async fn page(State(served): State<Shared>, who: Who, Query(query): Q
     Ok(shown_page(&page))
 }
 
-/// The groups of the configuration, and those that only the database knows.
-async fn lines(database: &ServedRelay, configured: Vec<Group>, db: &str) -> Result<Vec<Line>, posthouse::Error> {
-    let runs = database.people.runs();
-    let watch = runs.watch().await?;
-    let mut named: Vec<(String, Option<Group>)> = configured.into_iter().map(|g| (g.name.clone(), Some(g))).collect();
-    for row in &watch.groups {
-        if named.iter().all(|(name, _)| *name != row.group) {
-            named.push((row.group.clone(), None));
+impl Line {
+    fn of(line: ops::groups::Line, db: &str) -> Self {
+        let group = line.group.as_ref();
+        Self {
+            houses: match group {
+                Some(g) if g.houses.is_empty() => "–".into(),
+                Some(g) => g.houses.to_string(),
+                None => "?".into(),
+            },
+            trigger: group.map_or_else(|| "not configured here".into(), |g| shown(&trigger_text(&g.trigger))),
+            next: line.next_due_us.map(When::us),
+            paused: line.row.paused_us.map(When::us),
+            running: line.running(),
+            last: line.last().map(Run::of),
+            runs: Href::new("/runs").add("db", db).add("group", &line.name).done(),
+            can_run: ops::groups::runnable(group.map(|g| &g.trigger), &line.name).is_ok(),
+            name: shown(&line.name),
+            raw: line.name,
         }
-    }
-    let mut out = Vec::new();
-    for (name, group) in named.into_iter().take(GROUPS) {
-        let filter = RunFilter { group: Some(name.clone()), limit: LOOK, ..RunFilter::default() };
-        let last = runs.list(&filter).await?;
-        let row = watch.groups.iter().find(|row| row.group == name).cloned().unwrap_or_default();
-        out.push(one(name, group.as_ref(), &row, &last, watch.now_us, db));
-    }
-    Ok(out)
-}
-
-fn one(name: String, group: Option<&Group>, row: &GroupRow, runs: &[RunRow], now_us: i64, db: &str) -> Line {
-    let due = group.filter(|_| row.paused_us.is_none()).and_then(|g| g.trigger.due_after(now_us, 1).first().copied());
-    Line {
-        houses: match group {
-            Some(g) if g.houses.is_empty() => "–".into(),
-            Some(g) => g.houses.to_string(),
-            None => "?".into(),
-        },
-        trigger: group.map_or_else(|| "not configured here".into(), |g| shown(&trigger_text(&g.trigger))),
-        next: due.map(When::us),
-        paused: row.paused_us.map(When::us),
-        running: runs.iter().filter(|r| r.status == RunStatus::Running).count(),
-        last: runs.iter().find(|r| r.status.is_over() && r.instance.is_some()).map(Run::of),
-        runs: Href::new("/runs").add("db", db).add("group", &name).done(),
-        can_run: !matches!(group.map(|g| &g.trigger), Some(Trigger::Continuous | Trigger::External)),
-        name: shown(&name),
-        raw: name,
     }
 }
 

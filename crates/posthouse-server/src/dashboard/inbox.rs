@@ -8,7 +8,7 @@ use posthouse::store::{InboxAction, InboxDetail, InboxFilter, InboxRow, InboxSta
 use serde::{Deserialize, Serialize};
 
 use super::messages::{BulkLink, Fact, moment};
-use super::payload::{self, Content, Header};
+use super::payload::{self, Sent};
 use super::view::{Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown};
 use super::{ROWS, Shared, asked, first_of};
 use crate::http::Who;
@@ -224,8 +224,7 @@ struct Received {
     status: Badge,
     facts: Vec<Fact>,
     error: Option<String>,
-    headers: Vec<Header>,
-    content: Option<Content>,
+    sent: Sent,
     download: Option<String>,
     can_requeue: bool,
     can_skip: bool,
@@ -237,7 +236,7 @@ pub(super) async fn detail(State(served): State<Shared>, who: Who, Query(one): Q
     let row = &received.row;
     let waits = row.status == InboxStatus::PendingRetry && row.next_attempt_us.is_some_and(|us| us / 1_000 > now_ms());
     let at = |path: &str| Href::new(path).add("db", &one.db).add("consumer", &one.consumer).add("id", &one.id).done();
-    let (content, whole) = payload::of_received(&served.config, &received);
+    let sent = payload::of_received(&served.config, &received);
     Ok(shown_page(&Received {
         frame: Frame::new(&served, &who, Place::Inbox, "Received message", Some(&database.name), false),
         here: at("/inbox/message"),
@@ -248,9 +247,8 @@ pub(super) async fn detail(State(served): State<Shared>, who: Who, Query(one): Q
         status: badge(row.status.as_str()),
         facts: facts(&received, &one.db),
         error: row.last_error.as_deref().map(shown),
-        headers: payload::received_headers(&served.config, &received),
-        download: (whole && content.is_some()).then(|| at("/inbox/message/payload")),
-        content,
+        download: sent.whole.then(|| at("/inbox/message/payload")),
+        sent,
         can_requeue: row.status == InboxStatus::Failed || waits,
         can_skip: matches!(row.status, InboxStatus::PendingRetry | InboxStatus::Retrying),
         consumer: one.consumer,
@@ -287,11 +285,11 @@ fn facts(received: &InboxDetail, db: &str) -> Vec<Fact> {
 pub(super) async fn payload(State(served): State<Shared>, _: Who, Query(one): Query<One>) -> Result<Response, Oops> {
     let database = first_of(&served, &one.db)?;
     let received = ops::inbox::show(database, &one.consumer, &one.id).await?;
-    let (_, whole) = payload::of_received(&served.config, &received);
+    let whole = payload::of_received(&served.config, &received).whole;
+    let bytes = received.payload.ok_or_else(|| Oops::missing("the payload of a message that had its effect isn't kept"))?;
     if !whole {
         return Err(Oops::from(Refused::new(ops::Refusal::Forbidden, "this payload is hidden or masked by the configuration")));
     }
-    let bytes = received.payload.ok_or_else(|| Oops::missing("the payload of a message that had its effect isn't kept"))?;
     Ok(payload::file("received", bytes))
 }
 

@@ -7,10 +7,8 @@ use axum::response::{IntoResponse, Redirect, Response};
 use posthouse::store::{Action, AuditFilter, MessageDetail, MessageFilter, MessageRow, MessageStatus};
 use serde::{Deserialize, Serialize};
 
-use super::payload::{self, Content, Header};
-use super::view::{
-    Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown, span,
-};
+use super::payload::{self, Sent};
+use super::view::{Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown, span};
 use super::{ROWS, Shared, asked, audit, first_of};
 use crate::config::redact_url;
 use crate::http::{Served, ServedRelay, Who};
@@ -270,8 +268,7 @@ struct Message {
     status: Badge,
     facts: Vec<Fact>,
     error: Option<String>,
-    headers: Vec<Header>,
-    content: Content,
+    sent: Sent,
     download: Option<String>,
     timeline: Vec<Event>,
     destinations: Vec<String>,
@@ -336,7 +333,7 @@ pub(super) async fn detail(
     let acted: Vec<_> = acted.map(|listed| listed.rows).unwrap_or_default();
     let row = &message.row;
     let waits = row.next_attempt_ms.is_some_and(|at| at > output::now_ms());
-    let (content, whole) = payload::of_message(&served.config, &message);
+    let sent = payload::of_message(&served.config, &message);
     let here = Href::new(&format!("/messages/{id}")).add("db", &of.db).done();
     Ok(shown_page(&Message {
         frame: Frame::new(&served, &who, Place::Messages, &format!("Message {id}"), Some(&database.name), false),
@@ -347,9 +344,8 @@ pub(super) async fn detail(
         status: badge(&row.status),
         facts: facts(&served, &message, &of.db),
         error: row.last_error.as_deref().map(shown),
-        headers: payload::headers(&served.config, &message),
-        content,
-        download: whole.then(|| Href::new(&format!("/messages/{id}/payload")).add("db", &of.db).done()),
+        download: sent.whole.then(|| Href::new(&format!("/messages/{id}/payload")).add("db", &of.db).done()),
+        sent,
         timeline: timeline(&message, &acted, &of.db),
         destinations: offered(&served, database),
         can_requeue: row.status == "FAILED" || row.status == "PENDING" && waits,
@@ -444,8 +440,7 @@ pub(super) async fn payload(
 ) -> Result<Response, Oops> {
     let database = first_of(&served, &of.db)?;
     let message = ops::messages::show(database, id).await?;
-    let (_, whole) = payload::of_message(&served.config, &message);
-    if !whole {
+    if !payload::of_message(&served.config, &message).whole {
         return Err(Oops::from(Refused::new(ops::Refusal::Forbidden, "this payload is hidden or masked by the configuration")));
     }
     Ok(payload::file(&format!("message-{id}"), message.payload))

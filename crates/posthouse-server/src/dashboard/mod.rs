@@ -13,7 +13,7 @@
 //! | `view.rs` | what all pages are made of |
 //!
 //! Everything from outside is cleaned of what steers or reorders text ([`view::shown`]) and escaped by the templates; scripts and styles
-//! come only from the files under `assets/`. Pages answer soon whatever the database does: lists are bounded, the log is never counted,
+//! come only from the files under `assets/` (`http/guard.rs` tells browsers so). Pages answer soon whatever the database does: lists are bounded, the log is never counted,
 //! and a database that is down is said to be down within the page.
 
 mod assets;
@@ -33,10 +33,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
-use axum::http::{HeaderValue, header};
-use axum::middleware::Next;
-use axum::response::Response;
 use axum::routing::{get, post};
 
 pub(crate) use self::history::{History, Sampler};
@@ -44,10 +40,6 @@ use self::view::Oops;
 use crate::http::{Served, ServedRelay};
 
 type Shared = Arc<Served>;
-
-/// Who makes a page with something that isn't in it, and where it may send to: nobody but this server.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
-                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// How long a page waits for one database before it says that there is no answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -78,24 +70,11 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/groups/act", post(groups::act))
         .route("/runs", get(groups::runs))
         .route("/audit", get(audit::page))
-        .route("/assets/{edition}/{name}", get(assets::asset))
-        .layer(axum::middleware::from_fn(headers))
 }
 
-/// What every answer of the pages carries.
-async fn headers(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
-    let headers = response.headers_mut();
-    for (name, value) in [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-        (header::REFERRER_POLICY, "same-origin"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
-    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    response
+/// Scripts and styles. Open to everybody: the form to log in with needs them too.
+pub(crate) fn assets() -> Router<Shared> {
+    Router::new().route("/assets/{name}", get(assets::plain)).route("/assets/{edition}/{name}", get(assets::asset))
 }
 
 /// The database of this name. None: none was named, and there are several.

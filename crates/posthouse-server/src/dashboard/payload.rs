@@ -1,4 +1,4 @@
-//! Payloads and headers, shown safely.
+//! Payloads and headers as pages show them.
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -7,13 +7,9 @@ use serde_json::{Map, Value};
 
 use super::view::shown;
 use crate::config::Config;
-use crate::output::{self, clean_lines};
-
-/// How much of a payload stands in a page, in bytes. The rest is in the file.
-const CUT: usize = 64 << 10;
-
-/// How much of bytes that are no text stands in a page.
-const DUMP: usize = 4 << 10;
+use crate::mask::Hidden;
+use crate::ops::payload::{self, Form};
+use crate::output;
 
 /// A payload as a page shows it.
 pub(super) struct Content {
@@ -21,73 +17,50 @@ pub(super) struct Content {
     pub(super) size: String,
     pub(super) text: String,
     /// What is not as it was: cut, hidden, masked, no text.
-    pub(super) note: Option<String>,
+    pub(super) notes: Vec<&'static str>,
 }
 
-/// A header as a page shows it.
-pub(super) struct Header {
-    pub(super) name: String,
-    pub(super) value: String,
+/// Everything that was sent along.
+pub(super) struct Sent {
+    /// None: it isn't kept.
+    pub(super) content: Option<Content>,
+    pub(super) headers: Vec<(String, String)>,
+    /// All of the payload may be seen.
+    pub(super) whole: bool,
 }
 
-/// The payload of a message, and whether all of it may be seen.
-pub(super) fn of_message(_config: &Config, message: &MessageDetail) -> (Content, bool) {
-    (content(&message.content_type, &message.payload), true)
+pub(super) fn of_message(config: &Config, message: &MessageDetail) -> Sent {
+    let hidden = payload::hidden_of(config, &message.row.destination, &message.published_to);
+    sent(&hidden, Some((&message.content_type, &message.payload)), message.headers.as_deref())
 }
 
-/// The payload of a received message, if it is still kept, and whether all of it may be seen.
-pub(super) fn of_received(_config: &Config, received: &InboxDetail) -> (Option<Content>, bool) {
+pub(super) fn of_received(config: &Config, received: &InboxDetail) -> Sent {
     let kind = received.content_type.as_deref().unwrap_or_default();
-    (received.payload.as_deref().map(|bytes| content(kind, bytes)), true)
+    let bytes = received.payload.as_deref().map(|bytes| (kind, bytes));
+    sent(&config.masks.of_received(&received.row.consumer), bytes, received.headers.as_deref())
 }
 
-/// Bytes as text where they are text, JSON laid out; as a dump otherwise.
-fn content(content_type: &str, bytes: &[u8]) -> Content {
-    let mut out = Content { kind: shown(content_type), size: output::bytes(bytes.len() as i64), text: String::new(), note: None };
-    match std::str::from_utf8(bytes) {
-        Ok(text) => {
-            let pretty = output::pretty_json(text);
-            let text = pretty.as_deref().unwrap_or(text);
-            let (start, rest) = cut(text);
-            out.text = clean_lines(start);
-            out.note = (rest > 0).then(|| format!("{} more, see the file", output::bytes(rest as i64)));
-        }
-        Err(_) => {
-            let start = &bytes[..bytes.len().min(DUMP)];
-            out.text = crate::commands::payload::dump(start);
-            let rest = bytes.len() - start.len();
-            let more = if rest > 0 { format!("; {} more, see the file", output::bytes(rest as i64)) } else { String::new() };
-            out.note = Some(format!("not UTF-8, shown as bytes{more}"));
-        }
+fn sent(hidden: &Hidden<'_>, payload: Option<(&str, &[u8])>, headers: Option<&str>) -> Sent {
+    Sent {
+        content: payload.map(|(kind, bytes)| content(hidden, kind, bytes)),
+        headers: payload::headers(hidden, headers),
+        whole: payload.is_some() && !hidden.payload(),
     }
-    out
 }
 
-/// The start that is shown, cut between characters, and how many bytes are left out.
-fn cut(text: &str) -> (&str, usize) {
-    let end = text.floor_char_boundary(CUT);
-    (&text[..end], text.len() - end)
-}
-
-/// The headers of a message by name.
-pub(super) fn headers(_config: &Config, message: &MessageDetail) -> Vec<Header> {
-    message.headers.as_deref().map(parse).unwrap_or_default()
-}
-
-/// The headers of a received message by name.
-pub(super) fn received_headers(_config: &Config, received: &InboxDetail) -> Vec<Header> {
-    received.headers.as_deref().map(parse).unwrap_or_default()
-}
-
-/// Headers as they are stored: a JSON object.
-fn parse(text: &str) -> Vec<Header> {
-    let header = |(name, value): (String, Value)| Header {
-        name: shown(&name),
-        value: shown(&value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
-    };
-    match serde_json::from_str::<Map<String, Value>>(text) {
-        Ok(map) => map.into_iter().map(header).collect(),
-        Err(_) => vec![Header { name: "(not an object)".into(), value: shown(text) }],
+fn content(hidden: &Hidden<'_>, kind: &str, bytes: &[u8]) -> Content {
+    let told = payload::shown(hidden, bytes);
+    let notes = [
+        (told.form == Form::Hidden, "hidden by the configuration"),
+        (told.form == Form::Hex, "not UTF-8, shown as bytes"),
+        (told.masked && told.form != Form::Hidden, "some values are masked by the configuration"),
+        (told.cut, "only its beginning is shown"),
+    ];
+    Content {
+        kind: shown(kind),
+        size: output::bytes(told.bytes as i64),
+        text: told.text,
+        notes: notes.into_iter().filter(|(so, _)| *so).map(|(_, note)| note).collect(),
     }
 }
 
@@ -112,15 +85,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anything_is_shown_without_what_steers() {
-        let text = content("text/plain", "a\u{202e}b\n\0<script>".as_bytes());
-        assert_eq!((text.text.as_str(), text.note), ("a\\u{202e}b\n\\x00<script>", None));
-        assert_eq!(content("application/json", b"{\"a\":1.50}").text, "{\n  \"a\": 1.50\n}");
-        let bytes = content("x", b"\xff<script>");
-        assert!(bytes.text.contains("ff 3c 73") && bytes.note.unwrap().starts_with("not UTF-8"));
-        let large = content("text/plain", "ä".repeat(CUT).as_bytes());
-        assert_eq!((large.text.len(), large.note.as_deref()), (CUT, Some("64.0 KiB more, see the file")));
-        assert!(content("x", &vec![0xff; 1 << 20]).text.len() < 8 * DUMP);
+    fn what_is_not_as_it_was_is_said() {
+        let notes = |bytes: &[u8]| content(&Hidden::default(), "x", bytes).notes;
+        assert_eq!(notes(b"{}"), [""; 0]);
+        assert_eq!(notes(b"\xff"), ["not UTF-8, shown as bytes"]);
+        assert_eq!(notes(&vec![b'a'; 1 << 20]), ["only its beginning is shown"]);
     }
 
     #[test]

@@ -7,8 +7,9 @@ use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
 
 use super::assets::EDITION;
-use crate::http::{Role, Served, Who};
-use crate::ops::{Refusal, Refused};
+use crate::api::status;
+use crate::http::{By, Role, Served, Who};
+use crate::ops::Refused;
 use crate::output::{self, clean, now_ms};
 
 /// Where in the dashboard a page is.
@@ -68,6 +69,8 @@ pub(super) struct Frame {
     pub(super) who: String,
     /// Whether somebody logged in, who can log out.
     pub(super) logged_in: bool,
+    /// Whether there is a name to show.
+    pub(super) known: bool,
     pub(super) operator: bool,
     pub(super) csrf: String,
     pub(super) edition: &'static str,
@@ -103,7 +106,8 @@ impl Frame {
             db,
             all,
             who: shown(&who.name),
-            logged_in: who.logged_in(),
+            logged_in: who.by == By::Login,
+            known: who.by != By::Local,
             operator: who.role == Role::Operator,
             csrf: who.csrf.clone(),
             edition: &EDITION,
@@ -250,18 +254,6 @@ impl Oops {
 impl From<Refused> for Oops {
     fn from(refused: Refused) -> Self {
         Self { status: status(refused.kind), text: shown(&refused.text) }
-    }
-}
-
-pub(super) fn status(kind: Refusal) -> StatusCode {
-    match kind {
-        Refusal::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
-        Refusal::Forbidden => StatusCode::FORBIDDEN,
-        Refusal::Missing => StatusCode::NOT_FOUND,
-        Refusal::Conflict => StatusCode::CONFLICT,
-        Refusal::Busy => StatusCode::TOO_MANY_REQUESTS,
-        Refusal::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Refusal::Failed => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

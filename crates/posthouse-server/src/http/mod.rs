@@ -1,5 +1,9 @@
 //! Health, readiness and metrics over HTTP, and the pages.
 
+mod auth;
+mod guard;
+mod limit;
+mod login;
 mod metrics;
 pub(crate) mod ready;
 mod server;
@@ -10,17 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
+use axum::{Extension, Router};
 use posthouse::store::{Backlog, Store};
 use posthouse::{AdoptedRelay, AdoptedStats, Relay, RelayStats};
 #[cfg(feature = "xxl-job")]
 use posthouse::{Run, RunReport};
 use serde::{Deserialize, Serialize};
 
+use crate::api;
 use crate::config::Config;
 use crate::dashboard::{self, History};
 use crate::database::Database;
@@ -30,8 +36,9 @@ use crate::ops::Refused;
 use crate::ops::bulk::Bulks;
 use posthouse::store::InboxStore;
 
+use self::auth::Auth;
 pub(crate) use self::server::Server;
-pub(crate) use self::who::{Role, Who};
+pub(crate) use self::who::{By, Role, Who};
 
 /// How old the backlog that metrics tell may be: counting it reads the whole pending set.
 const BACKLOG_AGE: Duration = Duration::from_secs(10);
@@ -180,19 +187,33 @@ impl ServedRelay {
 }
 
 fn router(served: Arc<Served>) -> Router {
-    Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
+    let auth = Arc::new(Auth::new(&served.config.server));
+    // Who asks must be known.
+    let known = Router::new()
+        .merge(dashboard::routes())
+        .route(login::LOGOUT, post(login::log_out_of))
+        .merge(api::router())
+        .layer(from_fn_with_state(auth.clone(), guard::known));
+    let measured = Router::new()
         .route("/destinations", get(destinations))
         .route("/metrics", get(metrics))
-        .merge(dashboard::routes())
-        .layer(axum::middleware::from_fn(who::known))
-        .with_state(served)
+        .layer(from_fn_with_state(auth.clone(), guard::measured));
+    let login = Router::new().route(login::LOGIN, get(login::form).post(login::log_in)).with_state(auth.clone());
+    // Open to everybody who can connect.
+    let open = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .merge(dashboard::assets())
+        .layer(Extension(auth));
+    Router::new().merge(known).merge(measured).merge(open).with_state(served).merge(login).layer(from_fn(guard::told))
 }
 
-async fn readyz(State(served): State<Arc<Served>>) -> Response {
+/// The whole document for those who may read metrics; for others whether it is so.
+async fn readyz(State(served): State<Arc<Served>>, Extension(auth): Extension<Arc<Auth>>, request: Request) -> Response {
     let (ready, document) = ready::document(&served);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let all = auth.may_measure(request.headers(), guard::peer(&request));
+    let document = if all { document } else { serde_json::json!({ "ready": ready }) };
     (status, JSON, format!("{document}\n")).into_response()
 }
 

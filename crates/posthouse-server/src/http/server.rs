@@ -33,7 +33,8 @@ impl Server {
         tracing::info!(%address, "health and metrics over HTTP");
         tracing::info!("dashboard on http://{address}/");
         if !address.ip().is_loopback() {
-            tracing::warn!(%address, "health and metrics can be read by other machines (server.allow_public)");
+            let pages = if served.config.server.knows_people() { "to those who log in" } else { "to nobody" };
+            tracing::info!(%address, pages, "this address can be reached from other machines");
         }
         let (end, ended) = oneshot::channel::<()>();
         let app = router(served.clone()).into_make_service_with_connect_info::<SocketAddr>();

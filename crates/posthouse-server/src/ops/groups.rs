@@ -1,11 +1,63 @@
 //! Groups: run now, stop, pause, resume. They are asked for in the database, and every instance sees it there.
 
-use posthouse::store::{Record, Store};
-use posthouse::{Error, Trigger};
+use posthouse::store::{GroupRow, Record, RunFilter, RunRow, RunStatus, Store};
+use posthouse::{Error, Group, Trigger};
 
 use super::{Refusal, Refused, operator};
 use crate::config::Config;
 use crate::http::{ServedRelay, Who};
+
+/// Of each group so many runs are looked at: those that are going, and the last one that ended.
+const LOOK: u32 = 50;
+
+/// A group of one database.
+pub(crate) struct Line {
+    pub(crate) name: String,
+    /// None: only the database knows of it.
+    pub(crate) group: Option<Group>,
+    pub(crate) row: GroupRow,
+    /// The latest runs.
+    pub(crate) runs: Vec<RunRow>,
+    pub(crate) next_due_us: Option<i64>,
+}
+
+impl Line {
+    /// Instances that are running it.
+    pub(crate) fn running(&self) -> usize {
+        self.runs.iter().filter(|r| r.status == RunStatus::Running).count()
+    }
+
+    /// The last run that ended.
+    pub(crate) fn last(&self) -> Option<&RunRow> {
+        self.runs.iter().find(|r| r.status.is_over() && r.instance.is_some())
+    }
+}
+
+/// The groups that are configured for a database, and others that it knows of.
+pub(crate) async fn of(store: &dyn Store, groups: Vec<Group>) -> Result<Vec<Line>, Error> {
+    let watch = store.runs().watch().await?;
+    let mut named: Vec<(String, Option<Group>)> = groups.into_iter().map(|g| (g.name.clone(), Some(g))).collect();
+    for row in &watch.groups {
+        if named.iter().all(|(name, _)| *name != row.group) {
+            named.push((row.group.clone(), None));
+        }
+    }
+    let mut out = Vec::new();
+    for (name, group) in named {
+        let filter = RunFilter { group: Some(name.clone()), limit: LOOK, ..RunFilter::default() };
+        let runs = store.runs().list(&filter).await?;
+        let row = watch.groups.iter().find(|row| row.group == name).cloned().unwrap_or_default();
+        let due = group.as_ref().filter(|_| row.paused_us.is_none()).map(|g| g.trigger.due_after(watch.now_us, 1));
+        let next_due_us = due.and_then(|due| due.first().copied());
+        out.push(Line { name, group, row, runs, next_due_us });
+    }
+    Ok(out)
+}
+
+/// [`of`] a database that is served.
+pub(crate) async fn list(config: &Config, relay: &ServedRelay) -> Result<Vec<Line>, Refused> {
+    Ok(of(relay.people.as_ref(), config.groups_of(&relay.name)).await?)
+}
 
 /// A group must be one that this database has; `runs`: one whose runs can be asked for.
 fn group(config: &Config, relay: &ServedRelay, name: &str, runs: bool) -> Result<(), Refused> {

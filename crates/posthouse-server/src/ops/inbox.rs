@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use posthouse::store::{InboxAction, InboxDetail, InboxFilter, InboxRow, InboxStatus, InboxStore, Listed};
 
-use super::messages::NAMED;
-use super::{Acted, CHUNK, COUNTED, Counted, Refusal, Refused, operator};
+use super::messages::{NAMED, ordered, searchable};
+use super::{Acted, CHUNK, COUNTED, Counted, Refusal, Refused, operator, plain};
 use crate::config::Config;
 use crate::http::{ServedRelay, Who};
 
@@ -37,9 +37,20 @@ pub(crate) async fn list(config: &Config, relay: &ServedRelay, filter: &InboxFil
     Ok(relay.inbox()?.list(&sealed(config, filter)).await?)
 }
 
+/// Refuses what no database can be asked.
+pub(crate) fn check(filter: &InboxFilter) -> Result<(), Refused> {
+    plain("consumer", filter.consumer.as_deref())?;
+    plain("type", filter.kind.as_deref())?;
+    searchable(filter.text.as_deref())?;
+    ordered(filter.first_after_us, filter.first_before_us)?;
+    let after = filter.after.as_ref();
+    plain("after_consumer", after.map(|a| a.0.as_str()))?;
+    plain("after_id", after.map(|a| a.1.as_str()))
+}
+
 /// The filter as it may be asked: hidden payloads can't be guessed by searching for what is in them.
-pub(crate) fn sealed(_config: &Config, filter: &InboxFilter) -> InboxFilter {
-    filter.clone()
+pub(crate) fn sealed(config: &Config, filter: &InboxFilter) -> InboxFilter {
+    InboxFilter { sealed: config.masks.seals_received(), ..filter.clone() }
 }
 
 /// One received message. Its payload and headers are shown only through [`super::payload`].

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use posthouse::store::{Action, Listed, MessageDetail, MessageFilter, MessageRow, MessageStatus, Store};
+use posthouse::store::{Action, Listed, MessageDetail, MessageFilter, MessageRow, MessageStatus, Store, destination_matches};
 
-use super::{Acted, CHUNK, COUNTED, Counted, Refusal, Refused, operator};
+use super::{Acted, CHUNK, COUNTED, Counted, Refusal, Refused, operator, plain};
 use crate::config::{Config, check};
 use crate::http::{ServedRelay, Who};
 
@@ -37,9 +37,39 @@ pub(crate) async fn list(config: &Config, relay: &ServedRelay, filter: &MessageF
     Ok(relay.people.list(&sealed(config, filter)).await?)
 }
 
+/// Refuses what no database can be asked.
+pub(crate) fn check(filter: &MessageFilter) -> Result<(), Refused> {
+    plain("destination", filter.destination.as_deref())?;
+    plain("key", filter.key.as_deref())?;
+    plain("message_id", filter.message_id.as_deref())?;
+    searchable(filter.text.as_deref())?;
+    ordered(filter.created_after_ms, filter.created_before_ms)
+}
+
+/// Text that can be searched for.
+pub(super) fn searchable(text: Option<&str>) -> Result<(), Refused> {
+    if text == Some("") {
+        return Err(Refused::field("text", "text: must not be empty"));
+    }
+    plain("text", text)
+}
+
+/// A span of time that ends after it begins.
+pub(super) fn ordered(from: Option<i64>, to: Option<i64>) -> Result<(), Refused> {
+    match (from, to) {
+        (Some(from), Some(to)) if from >= to => Err(Refused::field("until_ms", "the span of time ends before it begins")),
+        _ => Ok(()),
+    }
+}
+
 /// The filter as it may be asked: hidden payloads can't be guessed by searching for what is in them.
-pub(crate) fn sealed(_config: &Config, filter: &MessageFilter) -> MessageFilter {
-    filter.clone()
+pub(crate) fn sealed(config: &Config, filter: &MessageFilter) -> MessageFilter {
+    let mut sealed = config.masks.sealed();
+    // A pattern may mean where a route leads.
+    let leads = config.routes.iter().filter(|(_, route)| sealed.iter().any(|p| destination_matches(p, &route.to)));
+    let leads: Vec<String> = leads.map(|(name, _)| name.clone()).collect();
+    sealed.extend(leads);
+    MessageFilter { sealed, ..filter.clone() }
 }
 
 /// One message by row id. Its payload and headers are shown only through [`super::payload`].

@@ -7,6 +7,7 @@ pub(crate) mod bulk;
 pub(crate) mod groups;
 pub(crate) mod inbox;
 pub(crate) mod messages;
+pub(crate) mod payload;
 
 use posthouse::store::Listed;
 use posthouse::{Error, ErrorKind};
@@ -45,6 +46,8 @@ pub(crate) enum Refusal {
     Conflict,
     /// Too much of it is under way.
     Busy,
+    /// It has more bytes than it may have.
+    Large,
     /// The database can't be reached, or doesn't answer in time.
     Unavailable,
     /// Anything else.
@@ -138,6 +141,9 @@ pub(crate) struct Acted<Id> {
     pub(crate) why: &'static str,
 }
 
+/// The longest text that a filter compares with: what messages' own names may have.
+const MAX_NAME: usize = 255;
+
 /// The most rows that one page of a list may have.
 pub(crate) const PAGE: u32 = 1_000;
 
@@ -146,6 +152,17 @@ pub(crate) fn page(limit: Option<u32>, default: u32) -> Result<u32, Refused> {
     match limit.unwrap_or(default) {
         limit @ 1..=PAGE => Ok(limit),
         limit => Err(Refused::field("limit", format!("must be 1 to {PAGE}, not {limit}")).limit(PAGE.into())),
+    }
+}
+
+/// Text that can be asked for: databases have no NUL in texts, and nothing that they hold is longer.
+pub(crate) fn plain(field: &'static str, text: Option<&str>) -> Result<(), Refused> {
+    match text {
+        Some(text) if text.contains('\0') => Err(Refused::field(field, format!("{field}: must not contain NUL"))),
+        Some(text) if text.len() > MAX_NAME => {
+            Err(Refused::field(field, format!("{field}: may have {MAX_NAME} bytes, not {}", text.len())).limit(MAX_NAME as u64))
+        }
+        _ => Ok(()),
     }
 }
 

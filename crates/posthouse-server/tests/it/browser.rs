@@ -11,7 +11,10 @@ const FAILED: u32 = 3_000;
 #[test]
 fn every_page_and_every_action_in_a_browser() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
-    assert!(here.join("node_modules").exists(), "Chromium and Playwright are missing; install them with: scripts/services browser");
+    assert!(
+        here.join("node_modules").exists(),
+        "Chromium and Playwright are missing; install them with: scripts/services browser"
+    );
     let (dir, schema, receiver) = (Dir::new(), Schema::new(), Receiver::start());
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let databases = |more: &str| {

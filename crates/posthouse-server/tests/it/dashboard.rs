@@ -53,7 +53,9 @@ const TURNED: &str = "evil\u{202e}gpj.exe\u{2066}\u{200f}";
 /// Nothing in a page is what somebody wrote into the database, unless it is text.
 #[track_caller]
 fn harmless(path: &str, body: &str) {
-    for bad in ["<script>", "<img src=x", "onerror=alert(1)>", "</textarea", "javascript:", "\0", "\u{202e}", "\u{2066}", "\u{200f}"] {
+    for bad in
+        ["<script>", "<img src=x", "onerror=alert(1)>", "</textarea", "javascript:", "\0", "\u{202e}", "\u{2066}", "\u{200f}"]
+    {
         assert!(!body.contains(bad), "{path} has {bad:?}: {body}");
     }
     let scripts: Vec<&str> = body.match_indices("<script").map(|(at, _)| &body[at..body.len().min(at + 60)]).collect();
@@ -130,16 +132,28 @@ fn whatever_is_stored_is_shown_as_text() {
     let bytes = page(&running, "/messages/2");
     assert!(bytes.contains("not UTF-8") && bytes.contains("ff 00 3c 73"), "{bytes}");
     let large = page(&running, "/messages/3");
-    assert!(large.contains("more, see the file") && large.len() < 1_000_000, "{}", large.len());
+    assert!(large.contains("only its beginning is shown") && large.len() < 1_000_000, "{}", large.len());
     // What was asked for comes back in the page as well.
-    for path in ["/messages?text=", "/messages?key=", "/messages?status=", "/messages?db=", "/audit?actor=", "/inbox?consumer=", "/runs?group="] {
+    for path in [
+        "/messages?text=",
+        "/messages?key=",
+        "/messages?status=",
+        "/messages?db=",
+        "/audit?actor=",
+        "/inbox?consumer=",
+        "/runs?group=",
+    ] {
         let answer = get(&running, &format!("{path}{id}"));
         assert!([200, 404].contains(&answer.status), "{path}: {}", answer.status);
         harmless(path, &answer.body);
     }
     // As a file it is what it is, and no browser runs it.
     let file = get(&running, "/messages/1/payload");
-    assert!(file.headers.contains("content-disposition: attachment") && file.headers.contains("application/octet-stream"), "{}", file.headers);
+    assert!(
+        file.headers.contains("content-disposition: attachment") && file.headers.contains("application/octet-stream"),
+        "{}",
+        file.headers
+    );
     assert!(file.body.starts_with(SCRIPT));
 }
 
@@ -165,7 +179,9 @@ fn pages_are_bounded_and_say_what_is_wrong() {
     let second = page(&running, &link(&first, "next").unwrap());
     let third = page(&running, &link(&second, "next").unwrap());
     assert_eq!((rows(&second), rows(&third), link(&third, "next")), (50, 20, None));
-    let ids = |body: &str| body.split("/messages/").skip(1).filter_map(|s| s.split(['"', '?']).next()?.parse::<i64>().ok()).collect::<Vec<_>>();
+    let ids = |body: &str| {
+        body.split("/messages/").skip(1).filter_map(|s| s.split(['"', '?']).next()?.parse::<i64>().ok()).collect::<Vec<_>>()
+    };
     assert_eq!(ids(&page(&running, &link(&third, "prev").unwrap())), ids(&second), "back again");
     assert_eq!(ids(&page(&running, &link(&second, "prev").unwrap())), ids(&first));
     let audit = page(&running, "/audit");
@@ -181,9 +197,9 @@ fn pages_are_bounded_and_say_what_is_wrong() {
         ("/inbox?status=SENT", 200, "must be SUCCESS"),
         ("/inbox/message?consumer=a&id=b", 404, "has received no message"),
         ("/bulk/77", 404, "there is no bulk action"),
-        ("/messages/bulk?action=requeue", 422, "needs a status"),
+        ("/messages/bulk?action=requeue", 400, "needs a status"),
         ("/messages/bulk?action=requeue&status=SENT", 409, "delivered"),
-        ("/messages/bulk?action=explode&status=FAILED", 422, "there is no action"),
+        ("/messages/bulk?action=explode&status=FAILED", 400, "there is no action"),
         ("/assets/x/none.js", 404, "no such file"),
     ] {
         let answer = get(&running, path);
@@ -196,7 +212,7 @@ fn pages_are_bounded_and_say_what_is_wrong() {
     for path in ["/", "/messages", "/messages/1", "/messages/1/payload", "/messages/999999", "/houses", "/history"] {
         let headers = get(&running, path).headers;
         for wanted in [
-            "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+            "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; \
              form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
             "x-content-type-options: nosniff",
             "cache-control: no-store",
@@ -217,9 +233,8 @@ fn a_database_that_is_down_is_said_to_be_and_the_others_go_on() {
     ph(&dir, &["migrate"]).code(0);
     dir.write(
         "posthouse.toml",
-        &schema.config(&format!(
-            "[databases.gone]\nurl = \"postgres://u:hidden@{closed}/x\"\n[server]\nlisten = \"127.0.0.1:0\"\n"
-        )),
+        &schema
+            .config(&format!("[databases.gone]\nurl = \"postgres://u:hidden@{closed}/x\"\n[server]\nlisten = \"127.0.0.1:0\"\n")),
     );
     ph(&dir, &["--database", "main", "publish", "orders", "{}"]).code(0);
     let running = Running::dashboard(&mut posthouse(&dir));
