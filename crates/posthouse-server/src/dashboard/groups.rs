@@ -103,14 +103,13 @@ impl Run {
 
 pub(super) async fn page(State(served): State<Shared>, who: Who, Query(query): Query<Asked>) -> Result<Response, Oops> {
     let database = first_of(&served, &query.db)?;
-    let configured = served.config.groups_of(&database.name);
     let mut page = Groups {
         frame: Frame::new(&served, &who, Place::Groups, "Groups and runs", Some(&database.name), false),
         here: Href::new("/groups").add("db", &query.db).done(),
         events: Href::new("/events").add("db", &query.db).done(),
         error: None,
         groups: Vec::new(),
-        configured: !configured.is_empty(),
+        configured: !served.config.groups.is_empty(),
         runs: Vec::new(),
         all_runs: Href::new("/runs").add("db", &query.db).done(),
     };
