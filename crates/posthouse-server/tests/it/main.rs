@@ -7,6 +7,7 @@ mod config;
 mod dashboard;
 mod demo;
 mod destinations;
+mod doctor;
 mod groups;
 mod inbox;
 mod many;

@@ -9,6 +9,7 @@
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
+//! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 //! | `overview.rs` | what a dashboard asks about the tables as a whole |
 //!
@@ -25,6 +26,8 @@ use crate::message::Checked;
 pub(crate) mod adopted;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
+#[cfg(feature = "relay")]
+mod examine;
 mod inbox;
 mod insert;
 #[cfg(any(feature = "relay", feature = "inbox"))]
@@ -46,6 +49,10 @@ pub(crate) mod sqlite;
 
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) use deadline::*;
+#[cfg(feature = "relay")]
+pub use examine::{Examination, Finding, LogFacts, Severity};
+#[cfg(feature = "relay")]
+pub(crate) use examine::{expected_indexes, expected_tables};
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
 #[cfg(any(feature = "relay", feature = "inbox"))]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{Listed, Passed, RunStore};
+use super::{Examination, Listed, Passed, RunStore};
 use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
@@ -661,6 +661,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn duty<'a>(&'a self, duty: &'a str, owner: &'a str, lease: Duration) -> Reply<'a, bool>;
     /// Gives a duty back, so that others need not wait for the end of its lease.
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()>;
+    /// What `posthouse doctor` wants to know. Changes nothing (in MySQL a message is published and rolled back, which costs an id).
+    fn examine(&self) -> Reply<'_, Examination>;
     /// Writes an audit line about something else than one message.
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()>;
     /// Lines of the audit log, newest first. Looks through at most [`AUDIT_SCAN`](super::AUDIT_SCAN) of them.

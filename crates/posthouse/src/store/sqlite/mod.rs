@@ -10,6 +10,8 @@ mod admin;
 mod audit;
 #[cfg(feature = "relay")]
 mod duty;
+#[cfg(feature = "relay")]
+mod examine;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod migrate;
