@@ -182,6 +182,13 @@ impl Bulks {
             stopped: false,
             error: None,
         };
+        tracing::info!(
+            database = relay.name,
+            action = progress.action,
+            actor = who.name,
+            found = confirmed.text(),
+            "a bulk action begins"
+        );
         let stop = Arc::new(AtomicBool::new(false));
         let run = Run {
             id: progress.id,

@@ -9,7 +9,6 @@ pub(crate) mod inbox;
 pub(crate) mod messages;
 pub(crate) mod payload;
 
-use posthouse::store::Listed;
 use posthouse::{Error, ErrorKind};
 
 use crate::failure::{Exit, Failure};
@@ -164,11 +163,6 @@ pub(crate) fn plain(field: &'static str, text: Option<&str>) -> Result<(), Refus
         }
         _ => Ok(()),
     }
-}
-
-/// What a list's page tells beyond its rows, in words; None when there is nothing to say.
-pub(crate) fn stopped<T, N>(page: &Listed<T, N>) -> Option<&'static str> {
-    page.stopped.then_some("the search stopped at its time limit; the next page goes on where it stopped")
 }
 
 #[cfg(test)]

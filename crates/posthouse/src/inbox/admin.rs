@@ -8,7 +8,9 @@ use futures_util::future::BoxFuture;
 use super::Inbox;
 use super::process::step;
 use crate::Error;
-use crate::store::{Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, Listed, on};
+use crate::store::{
+    Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, Listed, on, search_received,
+};
 
 pub(super) struct Admin<DB: Backend>(pub(super) Inbox<DB>);
 
@@ -22,8 +24,7 @@ impl<DB: Backend> InboxStore for Admin<DB> {
     fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Listed<InboxRow, (String, String)>, Error>> {
         let inbox = &self.0;
         on!(inbox.outbox.pool(), inbox.deadline(), "listing received messages", |c| {
-            let rows = DB::inbox_list(c, inbox.tables(), filter).await?;
-            Ok(Listed::page(rows, filter.limit, |r| (r.consumer.clone(), r.message_id.clone())))
+            search_received::<DB>(c, inbox.tables(), filter).await
         })
     }
 

@@ -305,8 +305,10 @@ mod asked {
             fn inbox_purge(consumer: &'c str, older: Duration, from_us: i64, limit: u32) -> (u64, Option<i64>);
             /// Everything that is kept of one message.
             fn inbox_read(consumer: &'c str, id: &'c str) -> Option<InboxDetail>;
-            /// A page of rows.
-            fn inbox_list(filter: &'c InboxFilter) -> Vec<InboxRow>;
+            /// Rows that the filter wants, up to this key and this one included.
+            fn inbox_list(filter: &'c InboxFilter, upto: Option<&'c (String, String)>) -> Vec<InboxRow>;
+            /// The key of the last of the next `n` rows among which the filter looks; None: there are fewer.
+            fn inbox_step(filter: &'c InboxFilter, n: u32) -> Option<(String, String)>;
             /// Applies an action to one row, with an audit line.
             fn inbox_act(consumer: &'c str, id: &'c str, action: InboxAction, actor: &'c str) -> bool;
             /// What isn't done.

@@ -14,7 +14,7 @@ use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
     HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
-    PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on, search,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -930,7 +930,7 @@ impl Store for MySqlStore {
     }
 
     fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Listed<MessageRow>> {
-        on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
+        on!(self.work, self.deadline, "message list", |c| { search(&mut super::admin::Steps(c, &self.tables), filter).await })
     }
 
     fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>> {

@@ -13,7 +13,7 @@ use crate::store::{
     Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
     HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
     PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger,
-    on,
+    on, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -762,7 +762,7 @@ impl Store for SqliteStore {
     }
 
     fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Listed<MessageRow>> {
-        on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
+        on!(self.work, self.deadline, "message list", |c| { search(&mut super::admin::Steps(c, &self.tables), filter).await })
     }
 
     fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>> {
