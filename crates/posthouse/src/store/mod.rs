@@ -9,6 +9,7 @@
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
+//! | `alerts.rs` | how alerts stand, what happened, whom to tell; what is measured for them |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 
 use std::future::Future;
@@ -20,6 +21,8 @@ use crate::message::Checked;
 
 #[cfg(feature = "relay")]
 pub(crate) mod adopted;
+#[cfg(feature = "relay")]
+mod alerts;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
 mod inbox;
@@ -37,6 +40,8 @@ mod runs;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
+#[cfg(feature = "relay")]
+pub use alerts::*;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) use deadline::*;
 pub use inbox::*;
