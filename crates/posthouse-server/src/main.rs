@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod database;
 mod demo;
+mod depth;
 mod failure;
 mod health;
 mod http;

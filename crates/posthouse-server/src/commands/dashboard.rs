@@ -7,6 +7,7 @@ use super::load;
 use super::relay::Signals;
 use crate::cli::Global;
 use crate::database::Database;
+use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, Server};
 
@@ -17,9 +18,11 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     let served = Arc::new(Served::new(&config, &databases, Vec::new(), false));
     let server = Server::start(&served).await?;
+    let watching = Watching::start(&config, &served)?;
     eprintln!("dashboard on http://{}; Ctrl-C ends it", server.address);
     signals.next().await;
     served.draining.store(true, Ordering::Relaxed);
+    watching.stop().await;
     server.stop().await;
     Ok(())
 }

@@ -13,6 +13,7 @@ use super::{groups, load};
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
 use crate::database::Database;
+use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, ServedAdopted, Server};
 use crate::output::{self, clean, count};
@@ -91,6 +92,7 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     let scans = adopted.iter().map(|s| Arc::new(ServedAdopted::new(&s.database.name, &s.name))).collect();
     let served = Arc::new(Served::new(config, databases, scans, true));
     let server = Server::start(&served).await?;
+    let watching = Watching::start(config, &served)?;
 
     let mut executor = Executor::none();
     let started = async {
@@ -118,6 +120,7 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
     }
+    watching.stop().await;
     server.stop().await;
     if result.is_ok() {
         tracing::info!("stopped");

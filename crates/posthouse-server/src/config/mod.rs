@@ -8,6 +8,7 @@ mod redact;
 mod shape;
 mod show;
 mod transport;
+mod watch;
 #[cfg(feature = "xxl-job")]
 mod xxl_job;
 
@@ -29,6 +30,8 @@ pub(crate) use self::redact::url as redact_url;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
 pub(crate) use self::transport::TransportConfig;
+pub(crate) use self::watch::Watched;
+use self::watch::Watches;
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::xxl_job::XxlJobConfig;
 use crate::failure::Failure;
@@ -51,6 +54,8 @@ pub(crate) struct Config {
     pub(crate) databases: BTreeMap<String, DatabaseConfig>,
     /// By scheme.
     pub(crate) transports: BTreeMap<String, TransportConfig>,
+    /// What of their brokers is looked at, by transport.
+    pub(crate) watch: Watches,
     pub(crate) routes: BTreeMap<String, Route>,
     pub(crate) groups: Vec<Group>,
     /// Tables of other applications, by the name of their mapping.
@@ -254,10 +259,12 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         let problem = Problem::new("xxl_job", None, "this posthouse was built without xxl-job");
         walk.problems.push(problem.fix("use one that was built with it (cargo feature \"xxl-job\"), or remove this section"));
     }
-    let config = Config {
+    #[cfg_attr(not(feature = "rabbitmq"), expect(unused_mut, reason = "only queues are known by routes"))]
+    let mut config = Config {
         file: None,
         databases,
         transports,
+        watch: std::mem::take(&mut walk.watch),
         routes,
         groups,
         adopted,
@@ -270,6 +277,8 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     groups::relations(&config, &written, &walk, &mut found);
     walk.problems.extend(found);
     check::relations(&config, &mut walk);
+    #[cfg(feature = "rabbitmq")]
+    watch::of_routes(&mut config);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
 }
 
@@ -379,6 +388,10 @@ fn one_transport(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<Transp
     }
     let before = walk.problems.len();
     walk.table(&at, &kind.shape, &mut table);
+    let watched = watch::take(walk, &at, kind.name(), &mut table);
+    if !watched.is_empty() {
+        walk.watch.insert(name.to_owned(), watched);
+    }
     if let Some((key, example)) = kind.needed
         && !table.contains_key(key)
     {

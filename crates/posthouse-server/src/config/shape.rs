@@ -9,6 +9,7 @@ use toml::{Table, Value};
 use super::expand::expand;
 use super::problem::{Problem, join};
 use super::redact::{self, REDACTED};
+use super::watch::Watches;
 
 /// What a key may hold.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub(super) enum Shape {
     Table(Keys),
     /// One of these words, or a table.
     WordOr(&'static [&'static str], Keys),
-    /// Tables without names of their own, one below the other: `[[groups]]`.
+    /// Tables without names of their own: `[[groups]]` one below the other, or a list of `{ … }`.
     Tables(Keys),
     /// A table with names of the user's own.
     Named(&'static Shape),
@@ -128,15 +129,21 @@ pub(super) const RABBITMQ: Shape = Shape::Table(&[
     ("connect_timeout", Shape::Duration),
     ("connection_name", Shape::Text),
     ("ca_file", Shape::Text),
+    ("watch", Shape::Texts),
 ]);
-pub(super) const KAFKA: Shape =
-    Shape::Table(&[("kind", Shape::Text), ("brokers", Shape::Servers), ("properties", Shape::Named(&Shape::Property))]);
+pub(super) const KAFKA: Shape = Shape::Table(&[
+    ("kind", Shape::Text),
+    ("brokers", Shape::Servers),
+    ("properties", Shape::Named(&Shape::Property)),
+    ("watch", Shape::Tables(&[("group", Shape::Text), ("topics", Shape::Texts)])),
+]);
 pub(super) const NATS: Shape = Shape::Table(&[
     ("kind", Shape::Text),
     ("url", Shape::Servers),
     ("credentials", Shape::Text),
     ("ca_file", Shape::Text),
     ("connect_timeout", Shape::Duration),
+    ("watch", Shape::Tables(&[("stream", Shape::Text), ("consumers", Shape::Texts)])),
 ]);
 const DATABASE: Shape = Shape::Table(&[
     ("url", Shape::Url),
@@ -228,6 +235,8 @@ pub(super) struct Walk<'a> {
     pub(super) broken_databases: BTreeSet<String>,
     /// Where each of the groups is: by its name, or else by its number.
     pub(super) groups: Vec<String>,
+    /// What of brokers is looked at.
+    pub(super) watch: Watches,
 }
 
 impl<'a> Walk<'a> {
@@ -240,6 +249,7 @@ impl<'a> Walk<'a> {
             broken: BTreeSet::new(),
             broken_databases: BTreeSet::new(),
             groups: Vec::new(),
+            watch: Watches::new(),
         }
     }
 
@@ -309,7 +319,9 @@ impl<'a> Walk<'a> {
             let named = table.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()).map(|name| join(at, name));
             // Two of one name are told apart by their numbers.
             let path = named.filter(|path| !self.groups.contains(path)).unwrap_or_else(|| format!("{at}[{place}]"));
-            self.groups.push(path.clone());
+            if at == "groups" {
+                self.groups.push(path.clone());
+            }
             self.table(&path, &Shape::Table(keys), table);
         }
     }
@@ -487,7 +499,10 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
                     let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
                     format!("write one of {}, or a table with {}", words.join(", "), keys.join(", "))
                 }
-                Shape::Tables(_) => "write [[groups]] above the keys of each group".into(),
+                Shape::Tables(keys) => {
+                    let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+                    format!("write a list of tables, each with some of {}", keys.join(", "))
+                }
                 _ => String::new(),
             };
             Err((format!("is {}, must be {wanted}", kind(other)), fix))
@@ -556,7 +571,7 @@ mod tests {
         same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);
         let transport = |settings: serde_json::Value, shape: Shape| {
             let Shape::Table(keys) = shape else { unreachable!() };
-            same(&settings, keys, &["kind"]);
+            same(&settings, keys, &["kind", "watch"]);
         };
         transport(serde_json::json!(HttpSettings::default()), HTTP);
         #[cfg(feature = "rabbitmq")]

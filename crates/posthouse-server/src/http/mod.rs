@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::database::Database;
+use crate::depth::Depths;
 use crate::failure::Failure;
 use crate::health::{self, Health};
 use posthouse::store::InboxStore;
@@ -47,6 +48,8 @@ pub(crate) struct Served {
     pub(crate) relaying: bool,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
+    /// What waits in brokers.
+    pub(crate) depths: Depths,
 }
 
 /// One database (one set of tables), and its relay where there is one.
@@ -250,6 +253,7 @@ impl Served {
             adopted,
             relaying,
             draining: AtomicBool::new(false),
+            depths: Depths::default(),
         }
     }
 

@@ -57,6 +57,14 @@ pub use runs::*;
 #[cfg(feature = "relay")]
 pub(crate) const PEOPLE_IDLE: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// How many connections of some pools are open, and how many of them are idle.
+#[cfg(feature = "relay")]
+pub(crate) fn opened<DB: sqlx::Database>(pools: &[&sqlx::Pool<DB>]) -> (u32, u32) {
+    let open = pools.iter().map(|p| p.size()).sum();
+    // The two are counted one after the other.
+    (open, pools.iter().map(|p| p.num_idle() as u32).sum::<u32>().min(open))
+}
+
 /// The version of the tables this library makes. A newer one in the database is left alone and used as it is.
 pub const SCHEMA_VERSION: i32 = 5;
 

@@ -264,6 +264,8 @@ pub struct Live {
 /// Who is alive and who owns what, by the database's clock.
 #[derive(Debug, Clone, Default)]
 pub struct Membership {
+    /// The database's clock, in microseconds since 1970.
+    pub now: i64,
     /// Live instances.
     pub live: Vec<Live>,
     /// Every house: owner (if any) and epoch.
@@ -538,6 +540,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// The most connections it keeps open: its own, beside those of the pool it was made from.
     fn connections(&self) -> u32;
+
+    /// How many connections are open at the moment, and how many of these are idle. Asks nobody.
+    fn open(&self) -> (u32, u32);
 
     /// Fails unless the tables are there and usable; answers (schema version, houses).
     fn check(&self) -> Reply<'_, (i32, u16)>;

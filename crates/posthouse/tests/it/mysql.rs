@@ -52,7 +52,7 @@ impl Db {
     async fn ready(self) -> (Self, Outbox<MySql>, Arc<dyn Store>) {
         let outbox = Outbox::new(self.pool.clone());
         outbox.migrate().await.unwrap();
-        let store = MySql::store(&self.pool, outbox.tables(), DEADLINE);
+        let store = MySql::store(&self.pool, outbox.tables(), DEADLINE, None);
         (self, outbox, store)
     }
 
@@ -268,7 +268,7 @@ async fn an_interrupted_migration_goes_on_and_ten_at_once_are_safe() {
     for one in all {
         one.await.unwrap().unwrap();
     }
-    let store = MySql::store(&db.pool, outbox.tables(), DEADLINE);
+    let store = MySql::store(&db.pool, outbox.tables(), DEADLINE, None);
     assert_eq!(store.check().await.unwrap(), (SCHEMA_VERSION, 8));
     assert_eq!(store.houses().await.unwrap().len(), 8);
     assert_eq!(store.upkeep().await.unwrap().ahead, Some(40));
@@ -283,7 +283,7 @@ async fn the_printed_migration_works_statement_by_statement() {
     sql(&mut db.pool.acquire().await.unwrap(), &outbox.migration_sql()).await;
     outbox.migrate().await.unwrap();
     outbox.publish_alone(Message::to("a")).await.unwrap();
-    let store = MySql::store(&db.pool, outbox.tables(), DEADLINE);
+    let store = MySql::store(&db.pool, outbox.tables(), DEADLINE, None);
     assert_eq!(store.poll(&marks(), 1, &[]).await.unwrap().rows.len(), 1);
     db.done().await;
 }

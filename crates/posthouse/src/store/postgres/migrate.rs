@@ -13,6 +13,13 @@ pub(crate) const PARTITION_SIZE: i64 = 4_000_000;
 /// Partitions kept ready ahead of the newest id.
 pub(super) const PARTITIONS_AHEAD: i64 = 32;
 
+/// Partitions ahead that migration makes, and upkeep in one go when there are fewer. Each is some twenty entries in the
+/// catalogue, so the others come a few at a time.
+const PARTITIONS_AT_ONCE: i64 = 8;
+
+/// How many upkeep adds per round beyond these: 16 million ids a minute, which is more than any publisher needs.
+const PARTITIONS_PER_ROUND: i64 = 4;
+
 /// How long one piece of DDL waits for its locks before it steps back and lets others pass.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
@@ -55,7 +62,7 @@ pub(crate) fn text(tables: &Tables, houses: u16, from: i32) -> String {
     let mut out = String::new();
     if from < 1 {
         out.push_str(&tables.text(&first(houses)));
-        for number in 0..=PARTITIONS_AHEAD {
+        for number in 0..=PARTITIONS_AT_ONCE {
             out.push('\n');
             out.push_str(&partition(tables, number));
         }
@@ -172,16 +179,23 @@ pub(super) async fn ahead(conn: &mut PgConnection, tables: &Tables) -> Result<(i
     Ok((last, parts.into_iter().flatten().collect()))
 }
 
-/// Makes the missing partitions; answers how many. Runs inside a transaction with a lock timeout.
-pub(super) async fn partitions_ahead(conn: &mut PgConnection, tables: &Tables) -> Result<u32, Error> {
+/// Makes missing partitions, up to what one round makes; answers how many, and how many are ready ahead now. Runs inside a
+/// transaction with a lock timeout.
+pub(super) async fn partitions_ahead(conn: &mut PgConnection, tables: &Tables) -> Result<(u32, u32), Error> {
     let (last, parts) = ahead(conn, tables).await?;
     let current = last / PARTITION_SIZE;
+    let wanted = (ready(current, &parts) + PARTITIONS_PER_ROUND).clamp(PARTITIONS_AT_ONCE, PARTITIONS_AHEAD);
     let mut created = 0;
-    for number in current..=current + PARTITIONS_AHEAD {
+    for number in current..=current + wanted {
         if !parts.contains(&number) {
             sqlx::raw_sql(AssertSqlSafe(partition(tables, number))).execute(&mut *conn).await?;
             created += 1;
         }
     }
-    Ok(created)
+    Ok((created, wanted as u32))
+}
+
+/// How many partitions without a gap follow the current one.
+pub(super) fn ready(current: i64, parts: &[i64]) -> i64 {
+    (1..).take_while(|n| parts.contains(&(current + n))).count() as i64
 }

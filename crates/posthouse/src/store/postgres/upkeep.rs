@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use super::migrate::{HOUSE_OF, LOCK_TIMEOUT, PARTITION_SIZE, PARTITIONS_AHEAD, ahead, partitions_ahead};
+use super::migrate::{HOUSE_OF, LOCK_TIMEOUT, PARTITION_SIZE, PARTITIONS_AHEAD, ahead, partitions_ahead, ready};
 use crate::Error;
 use crate::store::{Tables, no_trigger};
 
@@ -10,19 +10,19 @@ use crate::store::{Tables, no_trigger};
 pub(super) async fn upkeep(conn: &mut PgConnection, tables: &Tables) -> Result<(u32, u32), Error> {
     let (last, parts) = ahead(conn, tables).await?;
     let current = last / PARTITION_SIZE;
-    let mut ready = (1..).take_while(|n| parts.contains(&(current + n))).count() as u32;
+    let mut ready = ready(current, &parts);
     let mut created = 0;
-    if i64::from(ready) < PARTITIONS_AHEAD || !parts.contains(&current) {
+    if ready < PARTITIONS_AHEAD || !parts.contains(&current) {
         let mut tx = conn.begin().await?;
         sqlx::raw_sql(AssertSqlSafe(format!("SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))).execute(&mut *tx).await?;
         let lock = format!("posthouse partitions {}", tables.name("message"));
         if sqlx::query_scalar("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))").bind(lock).fetch_one(&mut *tx).await? {
-            created = partitions_ahead(&mut tx, tables).await?;
+            let made = partitions_ahead(&mut tx, tables).await?;
             tx.commit().await?;
-            ready = PARTITIONS_AHEAD as u32;
+            (created, ready) = (made.0, i64::from(made.1));
         }
     }
-    Ok((created, ready))
+    Ok((created, ready as u32))
 }
 
 /// What somebody changed about the tables that keeps messages from being published or sent. Reads the catalogue, nothing else.

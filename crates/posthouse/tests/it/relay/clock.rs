@@ -76,7 +76,7 @@ async fn shares_like_any_other<T: TestDb>(_: std::marker::PhantomData<T>, skew: 
     let place = T::place().await;
     let outbox = place.outbox();
     outbox.migrate().await.unwrap();
-    let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5));
+    let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5), None);
     let library = skewing_library();
     let environment = [("LD_PRELOAD", library.to_str().unwrap().to_owned()), ("SKEWED_CLOCK", skew.to_string())];
     let mut child = Mortal(spawn_with::<T>("clock", &place.url, place.schema.as_deref(), 0, &environment));
@@ -147,7 +147,7 @@ async fn time_zone_changes_nothing<T: Zoned>(_: std::marker::PhantomData<T>) {
     let place = T::place().await;
     let outbox = place.outbox();
     outbox.migrate().await.unwrap();
-    let here = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5));
+    let here = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5), None);
     // The relay's own connections are made like those of the pool.
     let there = outbox_at::<T::Db>(T::zoned(outbox.pool()), place.schema.as_deref());
     let transport = from_fn(|d: Delivery| async move {

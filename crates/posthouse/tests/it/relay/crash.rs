@@ -236,7 +236,7 @@ async fn message_that_kills_its_process_ends_failed<T: TestDb>() {
             outbox.publish_alone(Message::to("test:a").id("poison").payload("poison")).await.unwrap();
         }
     }
-    let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5));
+    let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5), None);
     let mut deaths = 0;
     let mut got = HashSet::new();
     loop {

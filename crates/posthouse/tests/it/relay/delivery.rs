@@ -180,7 +180,7 @@ async fn pending_row_without_log_row_alarms<T: TestDb>() {
 async fn stale_outcome_changes_nothing<T: TestDb>() {
     let outbox = T::fresh().await;
     outbox.publish_alone(Message::to("test:a").payload("x")).await.unwrap();
-    let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5));
+    let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5), None);
     let row = messages(&*store).await.remove(0);
     store.act(&[row.id], &posthouse::store::Action::Skip, "test").await.unwrap();
     let done = Done { house: posthouse::store::House(row.house), id: row.id, version: 0 };

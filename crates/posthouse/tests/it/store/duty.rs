@@ -5,7 +5,6 @@ use std::time::Duration;
 use posthouse::store::Record;
 
 use crate::store::tables::{Fresh, StoreDb, on_all_stores};
-use crate::support::{MySql, Postgres};
 
 on_all_stores!(one_at_a_time_has_a_duty, a_duty_outlives_no_lease, an_action_is_recorded);
 

@@ -89,7 +89,7 @@ async fn houses_are_taken_all_together_or_not_at_all<T: StoreDb>(db: &Fresh<T>) 
 }
 
 async fn of_two_that_want_a_house_one_gets_all_and_the_other_is_told<T: StoreDb>(db: &Fresh<T>) {
-    let stores: Vec<_> = (0..3).map(|_| T::Db::store(db.outbox.pool(), db.outbox.tables(), DEADLINE)).collect();
+    let stores: Vec<_> = (0..3).map(|_| T::Db::store(db.outbox.pool(), db.outbox.tables(), DEADLINE, None)).collect();
     // Each two of them have a house in common.
     let wanted: [&[House]; 3] =
         if T::HOUSES == 1 { [&ALL[..1]; 3] } else { [&ALL[..5], &ALL[3..], &[House(7), House(0), House(4)]] };

@@ -106,7 +106,7 @@ async fn leaving_gives_everything_back<T: StoreDb>(db: &Fresh<T>) {
 
 async fn two_instances_never_own_one_house<T: StoreDb>(db: &Fresh<T>) {
     // Each with connections of its own, as processes have.
-    let stores: Vec<_> = (0..4).map(|_| T::Db::store(db.outbox.pool(), db.outbox.tables(), DEADLINE)).collect();
+    let stores: Vec<_> = (0..4).map(|_| T::Db::store(db.outbox.pool(), db.outbox.tables(), DEADLINE, None)).collect();
     let mut epochs: HashMap<House, i64> = HashMap::new();
     for round in 0..5 {
         let taken = join_all(stores.iter().enumerate().map(|(n, store)| async move {

@@ -26,7 +26,7 @@ async fn ten_migrations_at_once_make_one_set_of_tables<T: StoreDb>(_: &Fresh<T>)
         result.unwrap();
     }
     outboxes[0].migrate().await.unwrap();
-    let store = T::Db::store(&place.pool, outboxes[0].tables(), DEADLINE);
+    let store = T::Db::store(&place.pool, outboxes[0].tables(), DEADLINE, None);
     assert_eq!(store.check().await.unwrap(), (SCHEMA_VERSION, T::HOUSES as u16));
     assert_eq!(store.houses().await.unwrap().len(), T::HOUSES);
     outboxes[3].publish_alone(Message::to("d")).await.unwrap();
@@ -138,7 +138,7 @@ async fn two_sets_of_tables_live_side_by_side<T: StoreDb>(db: &Fresh<T>) {
     other.migrate().await.unwrap();
     other.publish_alone(Message::to("other").dedup_key("k")).await.unwrap();
     db.outbox.publish_alone(Message::to("first").dedup_key("k")).await.unwrap();
-    let store = T::Db::store(&db.place.pool, other.tables(), DEADLINE);
+    let store = T::Db::store(&db.place.pool, other.tables(), DEADLINE, None);
     assert_eq!(store.backlog().await.unwrap()[0].destination, "other");
     assert_eq!(db.store.backlog().await.unwrap()[0].destination, "first");
     assert_eq!(store.check().await.unwrap().1 as usize, T::HOUSES.min(2));
@@ -151,7 +151,7 @@ async fn missing_tables_are_told_apart<T: StoreDb>(db: &Fresh<T>) {
         builder = builder.schema(schema);
     }
     let nowhere = builder.build().unwrap();
-    let missing = T::Db::store(&db.place.pool, nowhere.tables(), DEADLINE).check().await.unwrap_err();
+    let missing = T::Db::store(&db.place.pool, nowhere.tables(), DEADLINE, None).check().await.unwrap_err();
     assert!(matches!(missing, Error::Schema(_)), "{missing:?}");
     assert!(missing.to_string().contains("posthouse migrate"), "{missing}");
     assert!(nowhere.publish_alone(Message::to("d")).await.is_err());
@@ -181,7 +181,7 @@ mod sqlite_only {
             let outbox = Outbox::new(pool.clone());
             outbox.migrate().await.unwrap();
             outbox.publish_alone(Message::to("d")).await.unwrap();
-            let refused = sqlx::Sqlite::store(&pool, outbox.tables(), DEADLINE).check().await.unwrap_err();
+            let refused = sqlx::Sqlite::store(&pool, outbox.tables(), DEADLINE, None).check().await.unwrap_err();
             assert!(matches!(refused, Error::Config(_)) && refused.to_string().contains("in memory"), "{url}: {refused}");
         }
     }

@@ -10,6 +10,7 @@ mod membership;
 mod migrate;
 mod order;
 mod outcomes;
+mod partitions;
 mod problems;
 mod publish;
 mod reading;

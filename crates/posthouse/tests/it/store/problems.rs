@@ -86,7 +86,7 @@ mod mysql_only {
         db.run(&format!("GRANT SELECT, UPDATE, DELETE, ALTER, EXECUTE ON {database}.* TO '{name}'@'%'")).await;
         let pool =
             sqlx::MySqlPool::connect_lazy_with((*db.place.pool.connect_options()).clone().username(name).password("secret"));
-        let limited = <MySql as TestDb>::Db::store(&pool, db.outbox.tables(), DEADLINE);
+        let limited = <MySql as TestDb>::Db::store(&pool, db.outbox.tables(), DEADLINE, None);
         db.run("ALTER TABLE {message} MODIFY created_at DATETIME(6) NOT NULL").await;
         assert_eq!(limited.upkeep().await.unwrap().problems, [""; 0]);
         one_problem(db, &["can't be published", "created_at"]).await;

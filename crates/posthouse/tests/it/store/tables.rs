@@ -58,7 +58,7 @@ impl<T: StoreDb> Fresh<T> {
         let place = T::place().await;
         let outbox = outbox_in::<T>(&place);
         outbox.migrate().await.expect("a first migration");
-        let store = T::Db::store(outbox.pool(), outbox.tables(), DEADLINE);
+        let store = T::Db::store(outbox.pool(), outbox.tables(), DEADLINE, None);
         Self { place, outbox, store }
     }
 
