@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use minijinja::{Environment, UndefinedBehavior, context};
-use posthouse::store::{AlertEvent, AlertKind};
+use posthouse::store::{AlertEvent, AlertKind, AlertNews};
 use serde::Serialize;
 
 use super::rules::Kind;
@@ -65,40 +65,57 @@ impl State {
 impl Notice {
     /// Of an event in a database. `kind` is what its rule watches, where that is still known.
     pub(crate) fn of(event: &AlertEvent, kind: Option<Kind>, database: &str) -> Self {
-        let state = match event.kind {
+        let news = AlertNews {
+            kind: event.kind,
+            since_us: event.since_us,
+            value: event.value,
+            threshold: event.threshold,
+            detail: event.detail.clone(),
+            silenced: false,
+            channels: Vec::new(),
+        };
+        let about = (event.rule.as_str(), event.subject.as_str(), database);
+        Self::new(format!("{database}/{}", event.id), about, kind, &news, event.at_us, &event.instance)
+    }
+
+    /// Of what happened to the alert of a rule about a subject in a database, at a moment.
+    pub(crate) fn new(
+        id: String,
+        (rule, subject, database): (&str, &str, &str),
+        kind: Option<Kind>,
+        news: &AlertNews,
+        at_us: i64,
+        instance: &str,
+    ) -> Self {
+        let state = match news.kind {
             AlertKind::Fired => State::Firing,
             AlertKind::Repeated => State::Repeated,
             _ => State::Recovered,
         };
         let unit = |value: f64| kind.map_or_else(|| value.to_string(), |kind| kind.unit().text(value));
-        let lasted = Duration::from_micros(u64::try_from(event.at_us - event.since_us).unwrap_or(0));
-        let subject = clean(&event.subject).into_owned();
-        let mut notice = Self {
-            id: format!("{database}/{}", event.id),
+        let lasted = Duration::from_micros(u64::try_from(at_us - news.since_us).unwrap_or(0));
+        let subject = clean(subject).into_owned();
+        let is =
+            kind.map_or_else(|| format!("{rule} {subject} in {database}"), |kind| kind.sentence(news.value, &subject, database));
+        let over = state == State::Recovered;
+        Self {
+            id,
             state,
-            rule: event.rule.clone(),
+            rule: rule.to_owned(),
             database: database.to_owned(),
-            value: event.value,
-            value_text: unit(event.value),
-            threshold: event.threshold,
-            threshold_text: unit(event.threshold),
-            since: rfc3339(event.since_us),
-            at: rfc3339(event.at_us),
+            value: news.value,
+            value_text: unit(news.value),
+            threshold: news.threshold,
+            threshold_text: unit(news.threshold),
+            since: rfc3339(news.since_us),
+            at: rfc3339(at_us),
             lasted: span(lasted),
-            summary: kind.map_or_else(
-                || format!("{} {subject} in {database}", event.rule),
-                |kind| kind.sentence(event.value, &subject, database),
-            ),
-            detail: event.detail.as_deref().map(|text| clean(text).into_owned()).unwrap_or_default(),
-            hint: String::new(),
-            instance: event.instance.clone(),
+            summary: if over { format!("it is over: {is}") } else { is },
+            detail: news.detail.as_deref().map(|text| clean(text).into_owned()).unwrap_or_default(),
+            hint: if over { String::new() } else { kind.map(Kind::hint).unwrap_or_default().to_owned() },
+            instance: instance.to_owned(),
             subject,
-        };
-        match state {
-            State::Recovered => notice.summary = format!("it is over: {}", notice.summary),
-            _ => notice.hint = kind.map(Kind::hint).unwrap_or_default().to_owned(),
         }
-        notice
     }
 
     /// With which somebody tries a channel.
@@ -204,7 +221,8 @@ fn fill(template: &str, notice: &Notice) -> Result<String, minijinja::Error> {
     // A name that doesn't exist is a mistake and not an empty text.
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_fuel(Some(FUEL));
-    environment.render_str(template, context! { title => notice.title(), text => notice.plain(), ..minijinja::Value::from_serialize(notice) })
+    environment
+        .render_str(template, context! { title => notice.title(), text => notice.plain(), ..minijinja::value::Serde(notice) })
 }
 
 /// Steps that a template may take: one that never ends isn't waited for.
@@ -241,13 +259,15 @@ mod tests {
         assert!(problem("{{ nothing }}").is_some_and(|why| why.contains("undefined")));
         assert!(problem("a\n{{ state").is_some_and(|why| why.contains("line 2")));
         assert!(problem("{{ state|nofilter }}").is_some());
-        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
+        let endless =
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
         assert!(problem(endless).is_some());
     }
 
     #[test]
     fn several_are_told_together_and_long_texts_are_cut() {
-        let letter = Letter::new(vec![notice(State::Firing, "a"), notice(State::Repeated, "b"), notice(State::Recovered, "c")], None);
+        let letter =
+            Letter::new(vec![notice(State::Firing, "a"), notice(State::Repeated, "b"), notice(State::Recovered, "c")], None);
         assert_eq!(letter.title, "[posthouse] 2 firing, 1 recovered");
         assert!(letter.text(10_000).contains("[STILL FIRING] outbox_failed b (orders)"));
         assert_eq!(cut("äää", 6), "äää");

@@ -217,7 +217,9 @@ impl Kind {
             Self::QueueDepth => format!("{v} {wait} in {subject}"),
             Self::DestinationDown => format!("{subject} has been down for {v} (database {database})"),
             Self::HousesUncovered => format!("{v} of {database} are covered by no live instance"),
-            Self::MessagesOrphaned => format!("{v} of {database} are in houses that no live instance covers, or that don't exist"),
+            Self::MessagesOrphaned => {
+                format!("{v} of {database} are in houses that no live instance covers, or that don't exist")
+            }
             Self::MessagesMissing => format!("{v} of {database} stand in the pending set without a row in the log"),
             Self::RelayNotRunning => format!("{v} with a valid lease for {database}"),
             Self::LeaseLost => format!("instance {subject} lost {v} in {database} within ten minutes"),

@@ -28,11 +28,15 @@ impl Sample {
 ///   ^───────────not bad──────────┘                 └──still not good, told long ago──> told again
 /// ```
 /// Between bad and good nothing changes: what waits goes back to fine, what fires goes on.
-pub(crate) fn judge(rule: &Rule, before: Option<&AlertStanding>, sample: &Sample, silenced: bool, now_us: i64) -> Option<AlertChange> {
+pub(crate) fn judge(
+    rule: &Rule,
+    before: Option<&AlertStanding>,
+    sample: &Sample,
+    silenced: bool,
+    now_us: i64,
+) -> Option<AlertChange> {
     let Sample { subject, value, detail } = sample;
-    let change = |standing, news| {
-        Some(AlertChange { rule: rule.name.clone(), subject: subject.clone(), standing, news })
-    };
+    let change = |standing, news| Some(AlertChange { rule: rule.name.clone(), subject: subject.clone(), standing, news });
     let standing = |firing, since_us, told_us| {
         Some(AlertStanding { firing, since_us, value: *value, threshold: rule.threshold, detail: detail.clone(), told_us })
     };
@@ -47,9 +51,8 @@ pub(crate) fn judge(rule: &Rule, before: Option<&AlertStanding>, sample: &Sample
             channels: if tell { rule.channels.clone() } else { Vec::new() },
         })
     };
-    let fire = |since_us| {
-        change(standing(true, since_us, (!silenced).then_some(now_us)), news(AlertKind::Fired, since_us, !silenced))
-    };
+    let fire =
+        |since_us| change(standing(true, since_us, (!silenced).then_some(now_us)), news(AlertKind::Fired, since_us, !silenced));
     let long_enough = |since_us: i64| now_us.saturating_sub(since_us) >= micros(rule.wait);
     let Some(row) = before else {
         return match rule.is_bad(*value) {
@@ -181,7 +184,12 @@ mod tests {
     #[test]
     fn little_is_bad_where_the_rule_says_so() {
         let mut a = Life::new(|rule| {
-            *rule = Rule { name: rule.name.clone(), channels: rule.channels.clone(), wait: Duration::ZERO, ..Rule::of(Kind::PartitionsLow) };
+            *rule = Rule {
+                name: rule.name.clone(),
+                channels: rule.channels.clone(),
+                wait: Duration::ZERO,
+                ..Rule::of(Kind::PartitionsLow)
+            };
             rule.recover = 12.0;
         });
         assert!(!a.at(0, 8.0));

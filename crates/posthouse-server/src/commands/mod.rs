@@ -1,5 +1,6 @@
 //! One file per verb.
 
+pub(crate) mod alerts;
 pub(crate) mod dashboard;
 pub(crate) mod destinations;
 pub(crate) mod groups;
@@ -73,7 +74,12 @@ fn known_destination(config: &Config, destination: &str, any: bool) -> Result<()
 
 /// Who acts, for the audit log.
 fn actor(by: &By) -> String {
-    by.actor.clone().or_else(|| whoami::username().ok()).filter(|a| !a.is_empty()).unwrap_or_else(|| "unknown".into())
+    actor_named(by.actor.as_deref())
+}
+
+/// The same where nothing is asked.
+fn actor_named(name: Option<&str>) -> String {
+    name.map(str::to_owned).or_else(|| whoami::username().ok()).filter(|a| !a.is_empty()).unwrap_or_else(|| "unknown".into())
 }
 
 /// Draws on stderr, and not at all where that is no terminal.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{groups, load};
+use crate::alerts::Alerts;
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
 use crate::database::Database;
@@ -94,6 +95,8 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     let server = Server::start(&served).await?;
     let watching = Watching::start(config, &served)?;
 
+    let alerts = Alerts::start(config, &served)?;
+
     let mut executor = Executor::none();
     let started = async {
         start(databases, builders, adopted, &served).await?;
@@ -120,6 +123,7 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
             return Err(Failure::not_so("stopped at once; what was in flight stays pending and is sent again"));
         }
     }
+    alerts.stop().await;
     watching.stop().await;
     server.stop().await;
     if result.is_ok() {
@@ -268,7 +272,8 @@ impl Signals {
 }
 
 async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) -> Result<(), Failure> {
-    // Transports are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    // Transports and channels are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    crate::alerts::channels::Channels::new(&config.channels)?;
     for database in databases {
         drop(builder(config, database)?);
     }

@@ -50,6 +50,20 @@ pub struct AlertRow {
     pub told_us: Option<i64>,
 }
 
+impl AlertRow {
+    /// How it stands.
+    pub fn standing(&self) -> AlertStanding {
+        AlertStanding {
+            firing: self.firing,
+            since_us: self.since_us,
+            value: self.value,
+            threshold: self.threshold,
+            detail: self.detail.clone(),
+            told_us: self.told_us,
+        }
+    }
+}
+
 /// What nobody wants to be told of for a while.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

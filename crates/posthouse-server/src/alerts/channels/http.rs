@@ -60,7 +60,8 @@ impl Post {
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
             let name = HeaderName::try_from(name.as_str()).map_err(|_| format!("{name:?} is no name of a header"))?;
-            let mut value = HeaderValue::try_from(value.as_str()).map_err(|_| format!("the value of header {name} can't be sent"))?;
+            let mut value =
+                HeaderValue::try_from(value.as_str()).map_err(|_| format!("the value of header {name} can't be sent"))?;
             value.set_sensitive(true);
             headers.insert(name, value);
         }
@@ -125,11 +126,16 @@ fn refused(status: StatusCode, body: &[u8]) -> String {
 /// A code that isn't zero in an answer that says 200 all the same.
 pub(super) fn code(body: &[u8], code: &str, message: &str) -> Result<(), String> {
     let Ok(answer) = serde_json::from_slice::<Value>(body) else {
-        return Err(format!("it answers something else than its own API does: {}", cut(clean(&String::from_utf8_lossy(body)).as_ref(), TOLD)));
+        return Err(format!(
+            "it answers something else than its own API does: {}",
+            cut(clean(&String::from_utf8_lossy(body)).as_ref(), TOLD)
+        ));
     };
     match answer[code].as_i64() {
         Some(0) => Ok(()),
-        Some(number) => Err(format!("{code} {number}: {}", cut(clean(answer[message].as_str().unwrap_or("no reason given")).as_ref(), TOLD))),
+        Some(number) => {
+            Err(format!("{code} {number}: {}", cut(clean(answer[message].as_str().unwrap_or("no reason given")).as_ref(), TOLD)))
+        }
         None => Err(format!("it answers without {code}: {}", cut(clean(&String::from_utf8_lossy(body)).as_ref(), TOLD))),
     }
 }

@@ -72,8 +72,7 @@ impl Channels {
                     Way::Post(Post::new(settings, client).map_err(|why| told(name, why))?)
                 }
             };
-            let channel =
-                Channel { kind: config.kind.name(), template: config.template.clone(), timeout: config.timeout, way };
+            let channel = Channel { kind: config.kind.name(), template: config.template.clone(), timeout: config.timeout, way };
             all.insert(name.clone(), channel);
         }
         Ok(Self(all))

@@ -8,7 +8,6 @@ use posthouse::store::{
 };
 
 use crate::store::tables::{Fresh, StoreDb, on_all_stores, setback};
-use crate::support::{MySql, Postgres};
 
 on_all_stores!(only_who_has_the_duty_judges, notices_are_open_until_they_are_over, silences_and_reports, what_is_measured);
 
