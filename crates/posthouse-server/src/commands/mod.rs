@@ -1,8 +1,10 @@
 //! One file per verb.
 
 pub(crate) mod alerts;
+pub(crate) mod completions;
 pub(crate) mod dashboard;
 pub(crate) mod destinations;
+pub(crate) mod doctor;
 pub(crate) mod groups;
 pub(crate) mod houses;
 pub(crate) mod inbox;

@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod demo;
 mod destinations;
+mod doctor;
 mod groups;
 mod inbox;
 mod many;

@@ -10,7 +10,9 @@
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
 //! | `alerts.rs` | how alerts stand, what happened, whom to tell; what is measured for them |
+//! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
+//! | `overview.rs` | what a dashboard asks about the tables as a whole |
 
 use std::future::Future;
 
@@ -25,10 +27,14 @@ pub(crate) mod adopted;
 mod alerts;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
+#[cfg(feature = "relay")]
+mod examine;
 mod inbox;
 mod insert;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(feature = "relay")]
+mod overview;
 #[cfg(feature = "relay")]
 mod passed;
 #[cfg(feature = "postgres")]
@@ -44,8 +50,14 @@ pub(crate) mod sqlite;
 pub use alerts::*;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) use deadline::*;
+#[cfg(feature = "relay")]
+pub use examine::{Examination, Finding, LogFacts, Severity};
+#[cfg(feature = "relay")]
+pub(crate) use examine::{expected_indexes, expected_tables};
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
+#[cfg(feature = "relay")]
+pub use overview::*;
 #[cfg(feature = "relay")]
 pub use passed::Passed;
 #[cfg(feature = "relay")]

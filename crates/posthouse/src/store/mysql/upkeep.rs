@@ -8,15 +8,15 @@ use crate::store::{Tables, no_trigger};
 use crate::{Error, ErrorKind};
 
 // Error numbers.
-const TABLE_DENIED: u16 = 1142;
-const COLUMN_DENIED: u16 = 1143;
+pub(super) const TABLE_DENIED: u16 = 1142;
+pub(super) const COLUMN_DENIED: u16 = 1143;
 const LOCK_WAIT_TIMEOUT: u16 = 1205;
-const ROUTINE_DENIED: u16 = 1370;
+pub(super) const ROUTINE_DENIED: u16 = 1370;
 const NO_SUCH_USER: u16 = 1449;
 const PARTITION_EXISTS: u16 = 1517;
 
 /// The number of the newest id's partition, and the numbers of all partitions, ascending.
-async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
+pub(super) async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
     // MySQL keeps this number for a day unless told otherwise; MariaDB skips the comment, as it knows no such variable.
     sqlx::raw_sql("SET @posthouse = 1 /*!80000 , SESSION information_schema_stats_expiry = 0 */").execute(&mut *conn).await?;
     let next: Option<i64> = sqlx::query_scalar(

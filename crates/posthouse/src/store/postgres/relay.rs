@@ -8,11 +8,10 @@ use sqlx::{Connection, PgPool, Row, SqlStr};
 
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
-use crate::store::AlertStore;
 use crate::store::{
-    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
-    RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on, opened,
+    Action, Ahead, AlertStore, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll, HouseRow,
+    KeyHash, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, OverviewStore,
+    PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on, opened,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -463,6 +462,10 @@ impl Store for PostgresStore {
         &self.passed
     }
 
+    fn overview(&self) -> &dyn OverviewStore {
+        self
+    }
+
     fn runs(&self) -> &dyn RunStore {
         self
     }
@@ -689,6 +692,10 @@ impl Store for PostgresStore {
 
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()> {
         on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
+    }
+
+    fn examine(&self) -> Reply<'_, Examination> {
+        on!(self.work, self.deadline, "examination", |c| { super::examine::examine(c, &self.tables).await })
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
