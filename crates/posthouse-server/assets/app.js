@@ -66,10 +66,14 @@
 
   // ---- Light and dark.
   const root = document.documentElement;
-  const names = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+  const names = { "": "System", light: "Light", dark: "Dark" };
   const toggle = $("#theme");
   if (toggle) {
-    const show = () => { toggle.textContent = names[root.dataset.theme ?? ""]; };
+    const show = () => {
+      const name = names[root.dataset.theme ?? ""];
+      toggle.textContent = `◐ ${name}`;
+      toggle.setAttribute("aria-label", `Theme: ${name.toLowerCase()}`);
+    };
     toggle.hidden = false;
     toggle.addEventListener("click", () => {
       const order = ["", "light", "dark"];
@@ -103,13 +107,16 @@
     return s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
   };
   const rate = (n) => (n === null || n === undefined ? "–" : n >= 100 ? String(Math.round(n)) : String(Math.round(n * 10) / 10));
+  // Round lengths of time, in milliseconds.
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 15e3, 3e4, 6e4, 12e4, 3e5, 6e5, 9e5, 18e5, 36e5, 72e5, 144e5, 216e5, 432e5, 864e5, 1728e5, 432e6, 864e6, 2592e6];
   const plans = {
     "chart-rates": {
       series: [["Published", "published", "muted"], ["Delivered", "delivered", "accent"], ["Failed attempts", "failed", "bad"]],
       value: rate,
+      least: 1,
     },
-    "chart-latency": { series: [["Median", "median", "accent"], ["Longest", "longest", "muted"]], value: time },
-    "chart-oldest": { series: [["Oldest", "oldest", "accent"]], value: time, scale: 1000 },
+    "chart-latency": { series: [["Median", "median", "accent"], ["Longest", "longest", "muted"]], value: time, steps, least: 100 },
+    "chart-oldest": { series: [["Oldest", "oldest", "accent"]], value: time, scale: 1000, steps, least: 1000 },
   };
   const columns = (plan) => {
     const scaled = (n) => (n === null || n === undefined ? null : n * (plan.scale ?? 1));
@@ -141,10 +148,14 @@
         height: 170,
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
         legend: { live: true },
-        scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.15 : 1] } },
+        scales: {
+          // What is new is at the right, also while there isn't an hour of it yet.
+          x: { range: (_, low, high) => [Math.min(low, high - 600), high] },
+          y: { range: (_, low, high) => [0, high > 0 ? high * 1.15 : plan.least] },
+        },
         axes: [
-          { ...axis, size: 28, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
-          { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => plan.value(t)) },
+          { ...axis, size: 28, space: 60, incrs: [60, 120, 300, 600, 900, 1800, 3600], values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
+          { ...axis, size: 56, ...(plan.steps ? { incrs: plan.steps } : {}), values: (_, ticks) => ticks.map((t) => plan.value(t)) },
         ],
         series: [
           { value: (_, t) => (t === null ? "–" : new Date(t * 1000).toLocaleTimeString([], { hourCycle: "h23" })), label: "at" },

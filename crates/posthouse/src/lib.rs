@@ -82,6 +82,7 @@ compile_error!(
 #[cfg(all(feature = "inbox", any(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "axum")))]
 pub mod consumer;
 mod error;
+mod histogram;
 #[cfg(feature = "inbox")]
 pub mod inbox;
 pub mod message;
@@ -101,6 +102,7 @@ pub mod transport;
 pub mod webhook;
 
 pub use error::{Error, ErrorKind};
+pub use histogram::Histogram;
 #[cfg(feature = "inbox")]
 pub use inbox::Inbox;
 pub use message::{Envelope, Event, Headers, IntoMessage, Limits, Message, MessageId};
@@ -113,9 +115,9 @@ pub use outbox::{Commit, Outbox, OutboxBuilder, Tx, migrate};
 pub use posthouse_macros::transactional;
 #[cfg(feature = "relay")]
 pub use relay::{
-    AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedScans, AdoptedStats, AdoptedTableStats, BreakerState,
-    DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd, RunOutcome, RunReport,
-    Uncovered,
+    AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedScans, AdoptedStats, AdoptedTableStats, AttemptCounts,
+    BreakerState, Connections, DestinationStats, GroupStats, LastRun, Relay, RelayBuilder, RelayStats, Run, RunCounts, RunEnd,
+    RunOutcome, RunReport, Uncovered,
 };
 pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{

@@ -433,6 +433,8 @@ pub struct Envelope {
     pub headers: Headers,
     /// When it was published, by the database's clock.
     pub created_at: SystemTime,
+    /// When it is to be delivered at the earliest; None: at once.
+    pub deliver_at: Option<SystemTime>,
     /// Which attempt this is, starting at 1.
     pub attempt: u32,
 }
@@ -454,6 +456,7 @@ impl Envelope {
             content_type: "application/octet-stream".into(),
             headers: Headers::new(),
             created_at: SystemTime::now(),
+            deliver_at: None,
             attempt: 1,
         }
     }

@@ -8,6 +8,7 @@ use super::relay::Signals;
 use crate::cli::Global;
 use crate::dashboard::Sampler;
 use crate::database::Database;
+use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, Server};
 
@@ -18,11 +19,13 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     let served = Arc::new(Served::new(&config, &databases, Vec::new(), false));
     let server = Server::start(&served).await?;
+    let watching = Watching::start(&config, &served)?;
     let sampler = Sampler::start(&served);
     eprintln!("dashboard on http://{}; Ctrl-C ends it", server.address);
     signals.next().await;
     served.draining.store(true, Ordering::Relaxed);
     sampler.stop().await;
+    watching.stop().await;
     server.stop().await;
     Ok(())
 }

@@ -10,10 +10,12 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{groups, load};
+use crate::alerts::Alerts;
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
 use crate::dashboard::Sampler;
 use crate::database::Database;
+use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, ServedAdopted, Server};
 use crate::output::{self, clean, count};
@@ -92,6 +94,9 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     let scans = adopted.iter().map(|s| Arc::new(ServedAdopted::new(&s.database.name, &s.name))).collect();
     let served = Arc::new(Served::new(config, databases, scans, true));
     let server = Server::start(&served).await?;
+    let watching = Watching::start(config, &served)?;
+
+    let alerts = Alerts::start(config, &served)?;
     let sampler = Sampler::start(&served);
 
     let mut executor = Executor::none();
@@ -121,6 +126,8 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
         }
     }
     sampler.stop().await;
+    alerts.stop().await;
+    watching.stop().await;
     server.stop().await;
     if result.is_ok() {
         tracing::info!("stopped");
@@ -268,7 +275,8 @@ impl Signals {
 }
 
 async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) -> Result<(), Failure> {
-    // Transports are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    // Transports and channels are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    crate::alerts::channels::Channels::new(&config.channels)?;
     for database in databases {
         drop(builder(config, database)?);
     }

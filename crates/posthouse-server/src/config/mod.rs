@@ -1,5 +1,7 @@
 //! The configuration: `posthouse.toml`, or one database from the command line or the environment.
 
+mod alerts;
+mod channels;
 pub(crate) mod check;
 mod expand;
 mod groups;
@@ -11,17 +13,21 @@ mod server;
 mod shape;
 mod show;
 mod transport;
+mod watch;
 #[cfg(feature = "xxl-job")]
 mod xxl_job;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use posthouse::{Adopted, Group, RelaySettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+pub(crate) use self::alerts::ALL as ALL_ALERTS;
+pub(crate) use self::channels::{ChannelConfig, ChannelKind, PostKind, PostSettings, SmtpSettings, SmtpTls};
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::groups::database_of;
 pub(crate) use self::groups::{among, trigger_text};
@@ -34,8 +40,11 @@ pub(crate) use self::server::ServerConfig;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
 pub(crate) use self::transport::TransportConfig;
+pub(crate) use self::watch::Watched;
+use self::watch::Watches;
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::xxl_job::XxlJobConfig;
+use crate::alerts::rules::Rule;
 use crate::failure::Failure;
 use crate::mask::Masks;
 use crate::output::count;
@@ -57,10 +66,18 @@ pub(crate) struct Config {
     pub(crate) databases: BTreeMap<String, DatabaseConfig>,
     /// By scheme.
     pub(crate) transports: BTreeMap<String, TransportConfig>,
+    /// What of their brokers is looked at, by transport.
+    pub(crate) watch: Watches,
     pub(crate) routes: BTreeMap<String, Route>,
     pub(crate) groups: Vec<Group>,
     /// Tables of other applications, by the name of their mapping.
     pub(crate) adopted: BTreeMap<String, Adopted>,
+    /// The rules about which people are told, those that are turned off included.
+    pub(crate) alerts: Vec<Rule>,
+    /// Ways to tell them. There is always one: the log.
+    pub(crate) channels: BTreeMap<String, ChannelConfig>,
+    /// How long the history of alerts is kept.
+    pub(crate) alerts_retention: Duration,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
     /// As they are written.
@@ -241,6 +258,9 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
     let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
+    let (mut channels, broken) = channels::section(&mut walk, table.remove("channels"));
+    let alerts = alerts::section(&mut walk, table.remove("alerts"), &mut channels, &broken, &databases);
+    let alerts_retention = alerts::retention(&mut walk, &table);
     let server = server::section(&mut walk, table.remove("server"));
     let (written_masks, masks) = masks::read(&mut walk, table.remove("masks"));
     #[cfg(feature = "xxl-job")]
@@ -250,13 +270,18 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         let problem = Problem::new("xxl_job", None, "this posthouse was built without xxl-job");
         walk.problems.push(problem.fix("use one that was built with it (cargo feature \"xxl-job\"), or remove this section"));
     }
-    let config = Config {
+    #[cfg_attr(not(feature = "rabbitmq"), expect(unused_mut, reason = "only queues are known by routes"))]
+    let mut config = Config {
         file: None,
         databases,
         transports,
+        watch: std::mem::take(&mut walk.watch),
         routes,
         groups,
         adopted,
+        alerts,
+        channels,
+        alerts_retention,
         relay,
         server,
         written_masks,
@@ -268,6 +293,8 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     groups::relations(&config, &written, &walk, &mut found);
     walk.problems.extend(found);
     check::relations(&config, &mut walk);
+    #[cfg(feature = "rabbitmq")]
+    watch::of_routes(&mut config);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
 }
 
@@ -377,6 +404,10 @@ fn one_transport(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<Transp
     }
     let before = walk.problems.len();
     walk.table(&at, &kind.shape, &mut table);
+    let watched = watch::take(walk, &at, kind.name(), &mut table);
+    if !watched.is_empty() {
+        walk.watch.insert(name.to_owned(), watched);
+    }
     if let Some((key, example)) = kind.needed
         && !table.contains_key(key)
     {

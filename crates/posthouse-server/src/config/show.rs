@@ -1,16 +1,23 @@
 //! `--print-config`: what is in effect, defaults included, without secrets.
 
+use std::collections::BTreeSet;
+
 use posthouse::Route;
 use serde_json::{Map, Value, json};
 
 use super::redact::{self, REDACTED};
-use super::{Config, DatabaseConfig};
+use crate::alerts::rules::Rule;
+
+use super::{Config, DatabaseConfig, TransportConfig, Watched};
 
 impl Config {
     /// The effective configuration as one value, secrets redacted.
     pub(crate) fn shown(&self) -> Value {
         let databases: Map<_, _> = self.databases.iter().map(|(name, d)| (name.clone(), database(d))).collect();
-        let transports: Map<_, _> = self.transports.iter().map(|(name, t)| (name.clone(), t.shown())).collect();
+        let mut transports: Map<_, _> = self.transports.iter().map(|(name, t)| (name.clone(), t.shown())).collect();
+        for (name, watched) in &self.watch {
+            transports[name]["watch"] = shown_watch(watched, self.transports.get(name).map(TransportConfig::kind));
+        }
         let routes: Map<_, _> = self
             .routes
             .iter()
@@ -38,6 +45,9 @@ impl Config {
             default.remove("to");
         }
         let mut out = json!({ "databases": databases, "transports": transports, "routes": routes, "adopted": adopted, "relay": relay, "server": self.server });
+        out["channels"] = self.channels.iter().map(|(name, c)| (name.clone(), c.shown())).collect::<Map<_, _>>().into();
+        out["alerts"] = self.alerts.iter().map(Rule::shown).collect();
+        out["server"]["alerts_retention"] = humantime::format_duration(self.alerts_retention).to_string().into();
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }
@@ -56,6 +66,16 @@ impl Config {
     pub(crate) fn shown_toml(&self) -> String {
         toml::to_string(&self.shown()).unwrap_or_else(|e| format!("# can't be written as TOML: {e}\n"))
     }
+}
+
+/// What is watched, as it is written.
+fn shown_watch(watched: &BTreeSet<Watched>, kind: Option<&str>) -> Value {
+    let one = |Watched { name, group }: &Watched| match (group, kind) {
+        (None, _) => json!(name),
+        (Some(consumer), Some("nats")) => json!({ "stream": name, "consumers": [consumer] }),
+        (Some(group), _) => json!({ "group": group, "topics": [name] }),
+    };
+    watched.iter().map(one).collect()
 }
 
 fn database(database: &DatabaseConfig) -> Value {

@@ -6,7 +6,7 @@ use axum::response::Response;
 use posthouse::store::{AuditFilter, AuditRow};
 use serde::Deserialize;
 
-use super::view::{Frame, Href, Oops, Place, Trail, When, number, page as shown_page, short, shown};
+use super::view::{Frame, Href, Oops, Place, Trail, When, number, page as shown_page, short, shown, stopped};
 use super::{ROWS, Shared, asked, first_of};
 use crate::http::Who;
 use crate::ops;
@@ -91,7 +91,7 @@ pub(super) async fn page(State(served): State<Shared>, who: Who, Query(query): Q
     match asked(database, ops::audit::list(database, &filter)).await {
         Ok(listed) => {
             page.older = listed.next.map(|next| href(&next.to_string(), &trail.onward(&query.before)));
-            page.stopped = ops::stopped(&listed);
+            page.stopped = stopped(&listed);
             page.lines = listed.rows.iter().map(|row| Line::of(row, &query.db)).collect();
         }
         Err(e) => page.error = Some(e),

@@ -213,8 +213,8 @@ async fn one(database: &ServedRelay, last: &mut Last, at: i64) -> Looked {
             latencies = progress.latencies_ms;
         }
         // The next look counts on from here, and its rates are over the time since.
-        Ok(Err(e)) => standing.error = Some(database.database.failure(&e).text),
-        Err(_) => standing.error = Some(format!("database {:?}: no answer within {} s", database.name, PATIENCE.as_secs())),
+        Ok(Err(e)) => standing.error = Some(e.to_string()),
+        Err(_) => standing.error = Some(format!("no answer within {} s", PATIENCE.as_secs())),
     }
     if standing.error.is_none()
         && let Some((backlog, age)) = database.backlog().await

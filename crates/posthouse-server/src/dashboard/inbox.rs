@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::messages::{BulkLink, Fact, moment};
 use super::payload::{self, Sent};
-use super::view::{Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown};
+use super::view::{
+    Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown, stopped,
+};
 use super::{ROWS, Shared, asked, first_of};
 use crate::http::Who;
 use crate::ops::{self, Refused};
@@ -102,6 +104,9 @@ struct Inbox {
     consumers: Vec<Choice>,
     error: Option<String>,
     rows: Vec<Row>,
+    /// Which columns hold anything: the others take no room.
+    waiting: bool,
+    troubled: bool,
     stopped: Option<&'static str>,
     newer: Option<String>,
     older: Option<String>,
@@ -167,6 +172,8 @@ pub(super) async fn list(State(served): State<Shared>, who: Who, Query(query): Q
         consumers: Vec::new(),
         error: None,
         rows: Vec::new(),
+        waiting: false,
+        troubled: false,
         stopped: None,
         newer: trail.back().map(|(after, trail)| at(&after, &trail)),
         older: None,
@@ -183,9 +190,11 @@ pub(super) async fn list(State(served): State<Shared>, who: Who, Query(query): Q
             page.consumers = names.iter().take(OFFERED).map(|name| Choice::new(name, &query.consumer)).collect();
             match listed {
                 Ok(listed) => {
-                    page.stopped = ops::stopped(&listed);
-                    let next = listed.next.as_ref().and_then(|next| serde_json::to_string(next).ok());
-                    page.older = next.map(|next| at(&next, &trail.onward(&query.after)));
+                    page.stopped = stopped(&listed);
+                    let behind = listed.next.as_ref().and_then(|next| serde_json::to_string(next).ok());
+                    page.older = behind.map(|next| at(&next, &trail.onward(&query.after)));
+                    page.waiting = listed.rows.iter().any(|r| next(r).is_some());
+                    page.troubled = listed.rows.iter().any(|r| r.last_error.is_some());
                     page.rows = listed.rows.iter().map(|row| Row::of(row, &query.db)).collect();
                 }
                 Err(e) => page.error = Some(e),

@@ -8,7 +8,9 @@ use posthouse::store::{Action, AuditFilter, MessageDetail, MessageFilter, Messag
 use serde::{Deserialize, Serialize};
 
 use super::payload::{self, Sent};
-use super::view::{Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown, span};
+use super::view::{
+    Badge, Choice, Frame, Href, Notice, Oops, Place, Trail, When, badge, page as shown_page, short, shown, span, stopped,
+};
 use super::{ROWS, Shared, asked, audit, first_of};
 use crate::config::redact_url;
 use crate::http::{Served, ServedRelay, Who};
@@ -124,6 +126,10 @@ struct Messages {
     destinations: Vec<String>,
     error: Option<String>,
     rows: Vec<Row>,
+    /// Which columns hold anything: the others take no room.
+    keyed: bool,
+    waiting: bool,
+    troubled: bool,
     stopped: Option<&'static str>,
     newer: Option<String>,
     older: Option<String>,
@@ -199,6 +205,9 @@ pub(super) async fn list(State(served): State<Shared>, who: Who, Query(query): Q
         destinations: offered(&served, database),
         error: None,
         rows: Vec::new(),
+        keyed: false,
+        waiting: false,
+        troubled: false,
         stopped: None,
         newer: trail.back().map(|(before, trail)| at(&before, &trail)),
         older: None,
@@ -210,8 +219,11 @@ pub(super) async fn list(State(served): State<Shared>, who: Who, Query(query): Q
         Ok(filter) => {
             match asked(database, ops::messages::list(&served.config, database, &filter)).await {
                 Ok(listed) => {
-                    page.stopped = ops::stopped(&listed);
+                    page.stopped = stopped(&listed);
                     page.older = listed.next.map(|next| at(&next.to_string(), &trail.onward(&query.before)));
+                    page.keyed = listed.rows.iter().any(|r| r.key.is_some());
+                    page.waiting = listed.rows.iter().any(|r| r.next_attempt_ms.is_some());
+                    page.troubled = listed.rows.iter().any(|r| r.last_error.is_some());
                     page.rows = listed.rows.iter().map(|row| Row::of(row, &query.db)).collect();
                 }
                 Err(e) => page.error = Some(e),

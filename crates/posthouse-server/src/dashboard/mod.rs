@@ -8,6 +8,7 @@
 //! | `bulk.rs` | doing something to all that a filter finds |
 //! | `houses.rs` | houses and instances |
 //! | `groups.rs` | groups and their runs |
+//! | `alerts.rs` | what fires, silences, rules, what happened |
 //! | `audit.rs` | who did what |
 //! | `events.rs`, `history.rs` | what is new, as it comes; what was |
 //! | `view.rs` | what all pages are made of |
@@ -16,6 +17,7 @@
 //! come only from the files under `assets/` (`http/guard.rs` tells browsers so). Pages answer soon whatever the database does: lists are bounded, the log is never counted,
 //! and a database that is down is said to be down within the page.
 
+mod alerts;
 mod assets;
 mod audit;
 mod bulk;
@@ -69,6 +71,8 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/groups", get(groups::page))
         .route("/groups/act", post(groups::act))
         .route("/runs", get(groups::runs))
+        .route("/alerts", get(alerts::page))
+        .route("/alerts/act", post(alerts::act))
         .route("/audit", get(audit::page))
 }
 

@@ -19,6 +19,9 @@ use crate::http::{Served, ServedRelay, Who, ready};
 /// Destinations on the page. Those that need a person come first.
 const DESTINATIONS: usize = 100;
 
+/// Databases that are named at the top. Those that need a person come first.
+const TROUBLES: usize = 20;
+
 /// Characters of an error in a table.
 const ERROR: usize = 160;
 
@@ -36,6 +39,7 @@ struct Overview {
     history: String,
     events: String,
     troubles: Vec<Trouble>,
+    more_troubles: usize,
     tiles: Vec<Tile>,
     pace: Vec<Tile>,
     counted: Option<String>,
@@ -118,6 +122,7 @@ pub(super) async fn page(State(served): State<Shared>, who: Who, Query(asked): Q
     let db = chosen.map(|d| d.name.as_str()).filter(|_| served.databases.len() > 1).unwrap_or_default();
     let several = known.len() > 1;
     let newest = served.history.newest(chosen.map(|d| d.name.as_str()));
+    let troubles = troubles(&served, &known);
     let mut destinations = destinations(&served, &known);
     let more_destinations = destinations.len().saturating_sub(DESTINATIONS);
     destinations.truncate(DESTINATIONS);
@@ -128,7 +133,8 @@ pub(super) async fn page(State(served): State<Shared>, who: Who, Query(asked): Q
         here: Href::new("/").add("db", db).done(),
         history: Href::new("/history").add("db", db).done(),
         events: Href::new("/events").add("db", db).done(),
-        troubles: troubles(&served, &known),
+        more_troubles: troubles.len().saturating_sub(TROUBLES),
+        troubles: troubles.into_iter().take(TROUBLES).collect(),
         tiles: tiles(&known, db),
         pace: pace(newest),
         counted: counted.filter(|age| *age > Duration::from_secs(20)).map(|age| span(age.as_millis() as i64)),
@@ -143,19 +149,20 @@ fn known<'s>(served: &Served, database: &'s ServedRelay) -> Known<'s> {
     Known { database, standing: served.history.standing(&database.name), newest: served.history.newest(Some(&database.name)) }
 }
 
-/// What the readiness of relays says, and databases that don't answer.
+/// What the readiness of relays says, and databases that don't answer: a line for each database, those that work not at all first.
 fn troubles(served: &Served, known: &[Known<'_>]) -> Vec<Trouble> {
     let (_, document) = ready::document(served);
     let mut out = Vec::new();
     for k in known {
-        let database = (served.databases.len() > 1).then(|| shown(&k.database.name));
         let told = &document["databases"][&k.database.name];
         let list = |key: &str| told[key].as_array().into_iter().flatten().filter_map(Value::as_str).map(shown);
-        if let Some(error) = &k.standing.error {
-            out.push(Trouble { database: database.clone(), text: shown(error), bad: true });
+        let mut all: Vec<String> = k.standing.error.iter().map(|e| shown(e)).chain(list("reasons")).collect();
+        let bad = !all.is_empty();
+        all.extend(list("warnings"));
+        if !all.is_empty() {
+            let database = (served.databases.len() > 1).then(|| shown(&k.database.name));
+            out.push(Trouble { database, text: all.join("; "), bad });
         }
-        out.extend(list("reasons").map(|text| Trouble { database: database.clone(), text, bad: true }));
-        out.extend(list("warnings").map(|text| Trouble { database: database.clone(), text, bad: false }));
     }
     out.sort_by_key(|t| !t.bad);
     out

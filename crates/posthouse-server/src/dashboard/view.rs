@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use askama::Template;
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
+use posthouse::store::Listed;
 
 use super::assets::EDITION;
 use crate::api::status;
@@ -20,11 +21,12 @@ pub(super) enum Place {
     Inbox,
     Houses,
     Groups,
+    Alerts,
     Audit,
 }
 
 impl Place {
-    const ALL: [Self; 6] = [Self::Overview, Self::Messages, Self::Inbox, Self::Houses, Self::Groups, Self::Audit];
+    const ALL: [Self; 7] = [Self::Overview, Self::Messages, Self::Inbox, Self::Houses, Self::Groups, Self::Alerts, Self::Audit];
 
     fn name(self) -> &'static str {
         match self {
@@ -33,6 +35,7 @@ impl Place {
             Self::Inbox => "Inbox",
             Self::Houses => "Houses",
             Self::Groups => "Groups",
+            Self::Alerts => "Alerts",
             Self::Audit => "Audit",
         }
     }
@@ -44,6 +47,7 @@ impl Place {
             Self::Inbox => "/inbox",
             Self::Houses => "/houses",
             Self::Groups => "/groups",
+            Self::Alerts => "/alerts",
             Self::Audit => "/audit",
         }
     }
@@ -76,6 +80,11 @@ pub(super) struct Frame {
     pub(super) edition: &'static str,
     pub(super) version: &'static str,
     pub(super) relaying: bool,
+}
+
+/// What a list's page tells beyond its rows; None when there is nothing to say.
+pub(super) fn stopped<T, N>(page: &Listed<T, N>) -> Option<&'static str> {
+    page.stopped.then_some("The search stopped at its time limit; the next page goes on where it stopped.")
 }
 
 /// Something that can be chosen.
@@ -220,10 +229,9 @@ pub(super) struct Badge {
 
 pub(super) fn badge(status: &str) -> Badge {
     let kind = match status {
-        "FAILED" | "LOST" | "TIMEOUT" | "down" | "expired" => "bad",
-        "SENDING" | "RETRYING" | "PENDING_RETRY" | "RUNNING" | "REQUESTED" | "blocked" | "STOPPED" | "DISCARDED" | "paused" => {
-            "warn"
-        }
+        "FAILED" | "LOST" | "TIMEOUT" | "FIRING" | "down" | "expired" => "bad",
+        "SENDING" | "RETRYING" | "PENDING_RETRY" | "RUNNING" | "REQUESTED" | "blocked" | "STOPPED" | "DISCARDED" | "paused"
+        | "pending" | "silenced" => "warn",
         "SENT" | "SUCCESS" | "DONE" | "ok" | "live" => "good",
         _ => "plain",
     };

@@ -58,6 +58,7 @@ pub(super) async fn text(served: &Served) -> prometheus::Result<String> {
     groups(&page, &running)?;
     adopted(&page, served)?;
     backlog(&page, served).await?;
+    brokers(&page, served)?;
     TextEncoder::new().encode_to_string(&page.registry.gather())
 }
 
@@ -237,6 +238,33 @@ async fn backlog(page: &Page, served: &Served) -> prometheus::Result<()> {
             messages.with_label_values(label).add(row.messages as f64);
             let old = Duration::from_millis(u64::try_from(row.oldest_ms).unwrap_or(0)).as_secs_f64();
             longest(&oldest.with_label_values(label), old);
+        }
+    }
+    Ok(())
+}
+
+/// What waits in brokers. Its names are those of the configuration.
+fn brokers(page: &Page, served: &Served) -> prometheus::Result<()> {
+    let depths = served.depths.all();
+    if depths.is_empty() {
+        return Ok(());
+    }
+    let labels = &["transport", "kind", "name", "group"];
+    let up = page.gauge("broker_watch_up", "1 while the broker tells what waits there, 0 while it doesn't.", labels)?;
+    let messages = page.gauge(
+        "broker_messages",
+        "Messages that wait: ready in a RabbitMQ queue, the lag of a Kafka group in a topic, not yet given to a NATS consumer.",
+        labels,
+    )?;
+    let consumers = page.gauge("broker_consumers", "Who receives from it, where the broker says so.", labels)?;
+    for d in depths.iter().filter(|d| d.at.is_some()) {
+        let label = &[d.transport.as_str(), d.kind, &d.name, d.group.as_deref().unwrap_or_default()];
+        up.with_label_values(label).set(f64::from(u8::from(d.messages.is_some())));
+        if let Some(n) = d.messages {
+            messages.with_label_values(label).set(n as f64);
+        }
+        if let Some(n) = d.consumers {
+            consumers.with_label_values(label).set(n as f64);
         }
     }
     Ok(())

@@ -30,6 +30,7 @@ use crate::api;
 use crate::config::Config;
 use crate::dashboard::{self, History};
 use crate::database::Database;
+use crate::depth::Depths;
 use crate::failure::Failure;
 use crate::health::{self, Health};
 use crate::ops::Refused;
@@ -62,6 +63,8 @@ pub(crate) struct Served {
     pub(crate) bulks: Bulks,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
+    /// What waits in brokers.
+    pub(crate) depths: Depths,
 }
 
 /// One database (one set of tables), and its relay where there is one.
@@ -275,6 +278,7 @@ impl Served {
             history: History::default(),
             bulks: Bulks::default(),
             draining: AtomicBool::new(false),
+            depths: Depths::default(),
         }
     }
 

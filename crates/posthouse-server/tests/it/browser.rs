@@ -17,23 +17,26 @@ fn every_page_and_every_action_in_a_browser() {
     );
     let (dir, schema, receiver) = (Dir::new(), Schema::new(), Receiver::start());
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let databases = |more: &str| {
+    let databases = |more: &str, others: &str| {
         schema.config(&format!(
             "[databases.shop]\nurl = \"sqlite://shop.db\"\n{more}\n[transports.http]\nallow = [\"127.0.0.1\"]\n\
              [routes.orders]\nto = \"http://{}/\"\n[routes.invoices]\nto = \"http://{closed}/\"\n[routes.returns]\nto = \"http://{}/\"\n\
              [relay]\nidle_poll = \"50ms\"\n[server]\nlisten = \"127.0.0.1:0\"\ntrace_url = \"https://traces.example/{{trace_id}}\"\n\
              [[groups]]\nname = \"nightly\"\ndatabases = [\"main\"]\ntrigger = \"manual\"\n\
-             [[groups]]\nname = \"always\"\ndatabases = [\"shop\"]\n",
+             [[groups]]\nname = \"always\"\ndatabases = [{others}]\n",
             receiver.address, receiver.address
         ))
     };
-    dir.write("posthouse.toml", &databases(""));
+    dir.write("posthouse.toml", &databases("", "\"shop\""));
     ph(&dir, &["migrate"]).code(0);
     on_postgres(&schema.url, rows(&schema.name));
     ph(&dir, &["--database", "shop", "publish", "invoices", "{\"invoice\":17}", "--key", "customer-9"]).code(0);
     ph(&dir, &["--database", "shop", "publish", "orders", "{\"order\":1}"]).code(0);
     // One that can't be reached, beside the two that work.
-    dir.write("posthouse.toml", &databases(&format!("[databases.gone]\nurl = \"postgres://u:hidden@{closed}/x\"\n")));
+    dir.write(
+        "posthouse.toml",
+        &databases(&format!("[databases.gone]\nurl = \"postgres://u:hidden@{closed}/x\"\n"), "\"shop\", \"gone\""),
+    );
     let relay = Running::start(&mut posthouse(&dir));
     wait_for("the message that can be delivered", || (receiver.seen().len() == 1).then_some(()));
 

@@ -1,6 +1,7 @@
 //! The `posthouse` program, run as people run it. One behaviour per file.
 
 mod adopted;
+mod alerts;
 mod browser;
 mod cli;
 mod config;

@@ -262,6 +262,10 @@ impl Running {
         wait_for("the relay is ready", || (self.get("/readyz").0 == 200).then_some(()));
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());

@@ -61,6 +61,7 @@
 //! | `alarm.rs` | when this process's own retries are due |
 //! | `retention.rs` | removes rows of old successes |
 //! | `republish.rs` | sends what is due to the consumer's own queue instead |
+//! | `stats.rs` | what can be seen from outside |
 //! | `admin.rs` | what people look at and change |
 
 mod admin;
@@ -71,11 +72,12 @@ mod process;
 #[cfg(feature = "relay")]
 mod republish;
 mod retention;
+mod stats;
 mod worker;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
@@ -91,6 +93,7 @@ pub use handler::{Handler, HandlerError, HandlerFn};
 pub(crate) use incoming::hex;
 pub use incoming::{Incoming, Source};
 pub use retention::PurgeHold;
+pub use stats::InboxStats;
 pub use worker::{InboxWorker, SharedWorker};
 
 #[cfg(feature = "relay")]
@@ -134,6 +137,7 @@ struct Shared {
     alarm: alarm::Alarm,
     /// Keeps them from removing old rows.
     replay: retention::Replay,
+    stats: Mutex<InboxStats>,
 }
 
 /// Makes the span of a handler's run out of a message's headers.
@@ -240,7 +244,14 @@ impl<DB: Backend> Inbox<DB> {
             return Err(Error::Config(lines.join("; ")));
         }
         let owner = format!("{}-{:06x}", std::process::id(), fastrand::u32(..) & 0xff_ffff);
-        let shared = Shared { consumer, settings, owner, alarm: alarm::Alarm::default(), replay: retention::Replay::default() };
+        let shared = Shared {
+            consumer,
+            settings,
+            owner,
+            alarm: alarm::Alarm::default(),
+            replay: retention::Replay::default(),
+            stats: Mutex::default(),
+        };
         Ok(Self {
             outbox: outbox.clone(),
             shared: Arc::new(shared),
@@ -321,6 +332,16 @@ impl<DB: Backend> Inbox<DB> {
     /// Its settings.
     pub fn settings(&self) -> &InboxSettings {
         &self.shared.settings
+    }
+
+    /// What it did in this process, its clones and their retry workers included.
+    pub fn stats(&self) -> InboxStats {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, change: impl FnOnce(&mut InboxStats)) {
+        // Nothing panics while it is held; half-updated figures would be harmless too.
+        change(&mut self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Lists and operator actions, of all consumers in these tables.

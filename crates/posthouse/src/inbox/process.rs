@@ -5,7 +5,7 @@
 //! redelivered message, and of one that is known and due. The handler's transaction ends with a change of that row under the
 //! version of the claim, so whoever lost the claim meanwhile rolls back.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tracing::{Instrument as _, Span};
 
@@ -140,6 +140,18 @@ enum InTheWay {
 
 impl<DB: Backend> Inbox<DB> {
     pub(super) async fn run<R: Run<DB>>(&self, incoming: &Incoming, run: &mut R) -> Result<Handled, Error> {
+        let result = self.run_or_answer(incoming, run).await;
+        match &result {
+            Ok(Handled::Duplicate) => self.count(|stats| stats.duplicates += 1),
+            // A message that is refused was none of the database's doing.
+            Err(e) if e.kind() != ErrorKind::Invalid => self.count(|stats| stats.errors += 1),
+            // What came of a run is counted where it is written down.
+            _ => {}
+        }
+        result
+    }
+
+    async fn run_or_answer<R: Run<DB>>(&self, incoming: &Incoming, run: &mut R) -> Result<Handled, Error> {
         let id = match self.admit(incoming)? {
             Admitted::Handle(id) => id,
             Admitted::Quarantine { id, why } => return self.quarantine(&id, incoming, &why).await,
@@ -224,11 +236,12 @@ impl<DB: Backend> Inbox<DB> {
     async fn quarantine(&self, id: &str, incoming: &Incoming, why: &str) -> Result<Handled, Error> {
         let (stored, why) = (incoming.stored(), storable(why, ERROR_TEXT));
         let row = NewRow { error: Some(&why), ..self.new_row(id, &stored, InboxStatus::Failed) };
-        let known = step!(self, "keeping a malformed message", |tx| {
-            DB::inbox_insert(tx, self.tables(), &row).await?;
-            DB::inbox_standing(tx, self.tables(), self.consumer(), id).await
+        let (new, known) = step!(self, "keeping a malformed message", |tx| {
+            let new = DB::inbox_insert(tx, self.tables(), &row).await?;
+            Ok((new, DB::inbox_standing(tx, self.tables(), self.consumer(), id).await?))
         })?;
         tracing::warn!(consumer = self.consumer(), message_id = id, why, "a message was set aside");
+        self.count(|stats| stats.failed += u64::from(new));
         Ok(known.map_or(Handled::Failed, answer))
     }
 
@@ -272,12 +285,10 @@ impl<DB: Backend> Inbox<DB> {
     /// FAILED, because it kills processes; false when the row has another version by now.
     pub(super) async fn give_up(&self, id: &str, claim: Claim) -> Result<bool, Error> {
         let error = format!("{} processes died while they ran it (max_claims); find out why, then requeue it", claim.claims);
-        self.fail(
-            id,
-            claim.version,
-            &RunFailed { attempts: claim.attempts, claims: claim.claims, wait: None, error: Some(&error) },
-        )
-        .await
+        let failed = RunFailed { attempts: claim.attempts, claims: claim.claims, wait: None, error: Some(&error) };
+        let given_up = self.fail(id, claim.version, &failed).await?;
+        self.count(|stats| stats.failed += u64::from(given_up));
+        Ok(given_up)
     }
 
     /// Writes down what a claimed run came to; false when the row has another version by now.
@@ -437,7 +448,10 @@ impl<DB: Backend> Inbox<DB> {
     async fn call<R: Run<DB>>(&self, tx: &mut Tx<DB>, run: &mut R) -> Result<(), Option<HandlerError>> {
         let span = self.span(run.incoming());
         tx.continue_trace(&run.incoming().headers);
-        match tokio::time::timeout(self.settings().handler_timeout, run.run(tx).instrument(span)).await {
+        let started = Instant::now();
+        let called = tokio::time::timeout(self.settings().handler_timeout, run.run(tx).instrument(span)).await;
+        self.count(|stats| stats.handler_time.record(started.elapsed()));
+        match called {
             Ok(result) => result.map_err(Some)?,
             Err(_) => return Err(None),
         }
@@ -499,7 +513,10 @@ impl<DB: Backend> Inbox<DB> {
             self.outbox.committed();
         }
         match result {
-            Ok(()) => Ok(Ended::Done),
+            Ok(()) => {
+                self.count(|stats| stats.processed += 1);
+                Ok(Ended::Done)
+            }
             // By a deferred constraint, say: what the handler did can't be kept. If it was committed all the same, the row that
             // says so stands, whatever is recorded.
             Err(e) if e.kind() == ErrorKind::Database => {
@@ -524,6 +541,7 @@ impl<DB: Backend> Inbox<DB> {
     }
 
     fn say_failed(&self, id: &str, failed: &HandlerError, attempts: i32, wait: Option<Duration>) {
+        self.count(|stats| *(if wait.is_some() { &mut stats.retried } else { &mut stats.failed }) += 1);
         let consumer = self.consumer();
         match wait {
             Some(again_in) => {

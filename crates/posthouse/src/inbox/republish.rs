@@ -99,6 +99,7 @@ impl Republish {
             content_type: incoming.content_type,
             headers,
             created_at,
+            deliver_at: None,
             attempt: u32::try_from(last.attempts).unwrap_or(0).saturating_add(1),
         };
         // By the back-off of a first failure: nothing is wrong with the message.

@@ -261,6 +261,7 @@ impl<DB: Backend> Worker<DB> {
         }
         let id = row.id.clone();
         if let Err(e) = self.try_row(row).await {
+            self.inbox.count(|stats| stats.errors += 1);
             tracing::warn!(consumer = self.inbox.consumer(), message_id = id, error = %e, "could not run a message again");
         }
         self.held().remove(&id);

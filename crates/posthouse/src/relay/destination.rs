@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::stats::{BreakerState, DestinationStats};
+use super::stats::{AttemptCounts, BreakerState, DestinationStats};
 use crate::store::House;
 use crate::transport::Transport;
 use crate::{Envelope, Ordering, Route};
@@ -43,6 +43,7 @@ pub(super) struct Destination {
     breaker: Breaker,
     bucket: Option<Bucket>,
     delivered: u64,
+    pub(super) attempts: AttemptCounts,
     last_error: Option<String>,
     last_confirmed: Option<Instant>,
 }
@@ -75,6 +76,7 @@ impl Destination {
             breaker: Breaker::Closed,
             bucket,
             delivered: 0,
+            attempts: AttemptCounts::default(),
             last_error: None,
             last_confirmed: None,
         }
@@ -190,6 +192,7 @@ impl Destination {
             in_flight: self.in_flight as u32,
             waiting: self.waiting as u32,
             delivered: self.delivered,
+            attempts: self.attempts,
             blocked: self.transport.as_ref().and_then(|t| t.blocked()),
             last_error: self.last_error.clone(),
             last_confirmed: self.last_confirmed,

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::engine::{Engine, Event, Loaded, State};
 use crate::store::{Attempt, Done, Setback};
@@ -21,6 +21,11 @@ const LOADS: usize = 2;
 
 /// A transport that misses the deadline gets this long to say so itself before the relay gives up on it.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// Microseconds since 1970; None before.
+fn micros(at: SystemTime) -> Option<i64> {
+    at.duration_since(SystemTime::UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_micros()).ok())
+}
 
 impl Engine {
     /// Whether a send that starts now ends before somebody else may own the house.
@@ -142,8 +147,9 @@ impl Engine {
 
     /// A row's content is there, and it may go.
     pub(super) fn loaded(&mut self, id: i64, mut envelope: Envelope) {
-        let Some(row) = self.rows.get(&id) else { return };
+        let Some(row) = self.rows.get_mut(&id) else { return };
         let dest = row.dest;
+        row.since = micros(envelope.deliver_at.map_or(envelope.created_at, |at| at.max(envelope.created_at)));
         envelope.attempt = row.thin.attempts + 1;
         envelope.destination.clone_from(&row.thin.destination);
         self.enter(id, State::Loaded);

@@ -9,16 +9,18 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
+use super::clock::Clock;
 use super::destination::Destination;
 use super::membership::{HouseEvent, Report};
 use super::ordering::{KeyQueue, Recent};
 use super::outcome::Lane;
 use super::reading::Reading;
 use super::run::Running;
+use super::stats::{AttemptCounts, RelayStats};
 use super::{Command, Shared};
 use crate::store::{Change, Done, DuePage, Ends, House, KeyHash, Poll, Setback, Store, Taken, Thin};
 use crate::transport::{Answer, Delivery, Transport};
-use crate::{Envelope, Error};
+use crate::{Envelope, Error, Histogram};
 
 /// A pending message in memory.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub(super) struct Row {
     pub(super) run: Option<u64>,
     /// It was handed to its transport, or concluded without.
     pub(super) tried: bool,
+    /// From when its latency counts, in microseconds since 1970 by the database's clock. None before its content is read.
+    pub(super) since: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -337,6 +341,47 @@ pub(super) struct Engine {
     /// There were rows in memory when the figures were last published.
     stats_moving: bool,
     pub(super) in_flight: usize,
+    pub(super) timing: Timing,
+}
+
+/// Figures that change with every message; published with the others.
+#[derive(Debug, Default)]
+pub(super) struct Timing {
+    /// The database's clock.
+    clock: Option<Clock>,
+    attempts: AttemptCounts,
+    latency: Histogram,
+    attempt_time: Histogram,
+}
+
+impl Timing {
+    /// Goes on from what an engine before has counted.
+    fn new(stats: &RelayStats) -> Self {
+        let RelayStats { attempts, latency, attempt_time, .. } = *stats;
+        Self { clock: None, attempts, latency, attempt_time }
+    }
+
+    /// A message was confirmed.
+    pub(super) fn confirmed(&mut self, since: Option<i64>, now: Instant) {
+        if let (Some(clock), Some(since)) = (&self.clock, since) {
+            self.latency.record(clock.between(since, now));
+        }
+    }
+
+    /// A try gave a result; the number of the attempt, or None where no attempt is counted.
+    pub(super) fn tried(
+        &mut self,
+        dest: &mut Destination,
+        attempt: Option<u32>,
+        took: Option<Duration>,
+        count: fn(&mut AttemptCounts) -> &mut u64,
+    ) {
+        self.attempts.add(attempt, count);
+        dest.attempts.add(attempt, count);
+        if let Some(took) = took {
+            self.attempt_time.record(took);
+        }
+    }
 }
 
 /// A destination to which nothing has gone for this long is forgotten, with its figures.
@@ -403,6 +448,7 @@ pub(super) async fn run(
         stats_at: now,
         stats_moving: false,
         in_flight: 0,
+        timing: Timing::new(&shared.stats()),
         shared: shared.clone(),
     };
     let mut batch = Vec::new();
@@ -469,6 +515,7 @@ impl Engine {
     fn turn(&mut self) {
         let now = Instant::now();
         self.timer = now + NAP;
+        self.timing.clock = *self.shared.clock.borrow();
         while let Some(done) = self.io.try_join_next() {
             self.on_io(done);
         }
@@ -853,6 +900,8 @@ impl Engine {
         stats.in_flight = self.in_flight as u64;
         stats.bytes = self.bytes as u64;
         stats.reads = self.reading.issued;
+        (stats.attempts, stats.latency, stats.attempt_time) =
+            (self.timing.attempts, self.timing.latency, self.timing.attempt_time);
         let now = Instant::now();
         for (name, place) in &self.by_name {
             let d = &mut self.destinations[*place];

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 use super::Shared;
+use super::clock::Clock;
 use crate::store::{Coverage, Exactly, House, Live, Membership, Taken};
 use crate::{Error, Houses};
 
@@ -138,10 +139,13 @@ impl Member {
                 name
             }
         };
+        let renewing = Instant::now();
         let Some(members) = self.shared.store.renew(&name, lease).await? else {
             self.lost_lease();
             return Ok(Duration::ZERO);
         };
+        let read = Clock::read(members.now, renewing, Instant::now());
+        self.shared.clock.send_modify(|clock| *clock = Some(clock.map_or(read, |before| before.or(read))));
         self.lease.send_replace(Some(asked + lease));
         self.shared.stats().lease_until = Some(asked + lease);
         self.balance(&name, &members).await

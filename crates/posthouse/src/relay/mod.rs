@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `membership.rs` | keeps the lease, shares out houses |
 //! | `coverage.rs` | houses that nobody sees to, and messages in them |
+//! | `clock.rs` | the database's clock, by which latencies are told |
 //! | `engine.rs` | the one loop that owns all state in memory; I/O runs in tasks of its own |
 //! | `reading.rs` | which rows to read next |
 //! | `ordering.rs` | which of them may go |
@@ -16,6 +17,7 @@
 //! | `adopted/` | tables of other applications |
 
 mod adopted;
+mod clock;
 mod coverage;
 mod destination;
 mod dispatch;
@@ -46,7 +48,7 @@ use crate::{Envelope, Error, ErrorKind, Group, Headers, Ordering, Outbox, RelayS
 pub use adopted::{AdoptedCoverage, AdoptedRelay, AdoptedRelayBuilder, AdoptedScans, AdoptedStats, AdoptedTableStats};
 pub use run::{Run, RunCounts, RunEnd, RunOutcome};
 pub use schedule::RunReport;
-pub use stats::{BreakerState, DestinationStats, GroupStats, LastRun, RelayStats, Uncovered};
+pub use stats::{AttemptCounts, BreakerState, Connections, DestinationStats, GroupStats, LastRun, RelayStats, Uncovered};
 
 /// Routes and transports: where a destination name leads.
 #[derive(Debug)]
@@ -312,7 +314,8 @@ impl RelayBuilder {
             Err(e) => return Err(e),
         }
         let (stats, covered, owned) = (Mutex::default(), watch::Sender::new(None), watch::Sender::new(None));
-        let shared = Arc::new(Shared { store, wake, settings, directory, groups, scans, owned, trace, stats, covered });
+        let clock = watch::Sender::new(None);
+        let shared = Arc::new(Shared { store, wake, settings, directory, groups, scans, owned, trace, stats, clock, covered });
         let (commands, inbox) = mpsc::unbounded_channel();
         let (asks, asked) = mpsc::unbounded_channel();
         let (stop, stopped) = watch::channel(false);
@@ -409,6 +412,8 @@ pub(crate) struct Shared {
     owned: watch::Sender<Option<HashSet<House>>>,
     trace: Option<Trace>,
     stats: Mutex<RelayStats>,
+    /// The database's clock, as renewals read it.
+    clock: watch::Sender<Option<clock::Clock>>,
     /// The coverage that the last renewal told.
     covered: watch::Sender<Option<coverage::Covered>>,
 }
@@ -476,7 +481,11 @@ impl Relay {
 
     /// What the relay did and how it stands.
     pub fn stats(&self) -> RelayStats {
-        self.shared.stats().clone()
+        let mut stats = self.shared.stats().clone();
+        let store = &self.shared.store;
+        let (open, idle) = store.open();
+        stats.connections = Connections { most: store.connections(), open, idle };
+        stats
     }
 
     /// The store it works on, for lists and operator actions.

@@ -150,7 +150,7 @@ impl Engine {
         }
         self.join_run(run, thin.id);
         let state = State::Waiting;
-        self.rows.insert(thin.id, Row { thin, dest, key, state, suspect, claimed: false, group, run, tried: false });
+        self.rows.insert(thin.id, Row { thin, dest, key, state, suspect, claimed: false, group, run, tried: false, since: None });
     }
 
     /// Lets the next of a key's queue go: the first if none is on its way; of a pipelined route all of them, in order.

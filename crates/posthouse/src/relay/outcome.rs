@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::engine::{Engine, Event, State};
+use super::stats::AttemptCounts;
 use crate::error::storable;
 use crate::store::{Attempt, Done, Setback};
 use crate::transport::{Answer, Failure, Outcome, shown};
@@ -42,6 +43,8 @@ impl Engine {
         let done = Done { house: row.thin.house, id, version: row.thin.version };
         match outcome {
             Outcome::Delivered => {
+                self.timing.confirmed(row.since, now);
+                self.timing.tried(&mut self.destinations[dest], Some(row.thin.attempts + 1), Some(took), |c| &mut c.delivered);
                 self.destinations[dest].confirmed(now);
                 self.enter(id, State::Writing { delivered: true });
                 self.done.push(done);
@@ -60,6 +63,7 @@ impl Engine {
             Outcome::Retry { .. } | Outcome::NoAnswer(_) if self.key_broken(id) => self.key_returned(id),
             Outcome::Unavailable(failure) => {
                 self.shared.stats().unavailable += 1;
+                self.timing.tried(&mut self.destinations[dest], None, None, |c| &mut c.unavailable);
                 if self.destinations[dest].down(&failure.error, now) {
                     tracing::warn!(
                         destination = shown(&self.destinations[dest].name),
@@ -114,6 +118,13 @@ impl Engine {
                 took,
             }),
         };
+        let sent = matches!(row.state, State::Sending { .. });
+        let count: fn(&mut AttemptCounts) -> &mut u64 = match (again, wait) {
+            (None, _) => |c| &mut c.rejected,
+            (Some(_), None) => |c| &mut c.failed,
+            (Some(_), Some(_)) => |c| &mut c.retried,
+        };
+        self.timing.tried(&mut self.destinations[row.dest], Some(attempts), sent.then_some(took), count);
         let mut stats = self.shared.stats();
         if wait.is_some() {
             stats.retried += 1;

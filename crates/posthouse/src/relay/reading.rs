@@ -428,9 +428,13 @@ impl Engine {
                 self.reading.full_at = now + self.shared.settings.full_sweep.max(took * SWEEP_SHARE);
                 let mut stats = self.shared.stats();
                 stats.full_sweep = Some(took);
+                stats.full_sweeps.record(took);
                 stats.pass("full sweep");
             } else {
                 self.reading.near_at = now + self.shared.settings.near_sweep.max(took * SWEEP_SHARE);
+                if took > Duration::ZERO {
+                    self.shared.stats().near_sweeps.record(took);
+                }
             }
             self.wake_by(self.reading.near_at.min(self.reading.full_at));
             return;

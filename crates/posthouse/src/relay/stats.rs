@@ -5,9 +5,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::{RunCounts, coverage};
-use crate::Houses;
 use crate::schedule::Cause;
 use crate::store::{House, RunStatus};
+use crate::{Histogram, Houses};
 
 /// A snapshot of a relay. Counters start at 0 with the relay and only grow.
 #[derive(Debug, Clone, Default)]
@@ -29,6 +29,20 @@ pub struct RelayStats {
     pub failed: u64,
     /// Tries that found the destination down.
     pub unavailable: u64,
+    /// What came of tries to send, of all destinations, forgotten ones included.
+    pub attempts: AttemptCounts,
+    /// From publishing to the receiver's confirmation, of messages that were confirmed, all their attempts included: from the
+    /// moment at which the message was inserted (the end of its transaction comes a little later), or from
+    /// [`deliver_at`](crate::Message::deliver_at), to the confirmation. By the database's clock: as exactly as a round trip to it.
+    pub latency: Histogram,
+    /// How long tries took that gave a result, from handing the message to its transport to the answer.
+    pub attempt_time: Histogram,
+    /// How long near sweeps took, which find what committed late. Only reads that came back count.
+    pub near_sweeps: Histogram,
+    /// How long full sweeps took.
+    pub full_sweeps: Histogram,
+    /// Connections to the database, of its own pools.
+    pub connections: Connections,
     /// Outcomes that changed nothing because somebody else had changed the row.
     pub stale: u64,
     /// Pending rows without a log row. More than 0 is an alarm.
@@ -77,6 +91,51 @@ impl RelayStats {
     pub(super) fn pass(&mut self, name: &'static str) {
         self.passes.insert(name, Instant::now());
     }
+}
+
+/// What came of tries to send. Counters start at 0 with the relay and only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AttemptCounts {
+    /// The receiver confirmed.
+    pub delivered: u64,
+    /// Failed, and tried again.
+    pub retried: u64,
+    /// Failed, and that was the last attempt: FAILED.
+    pub failed: u64,
+    /// It can never work: FAILED at once.
+    pub rejected: u64,
+    /// The destination was down, and no attempt was counted.
+    pub unavailable: u64,
+    /// Of all but the unavailable ones, those that were their message's first.
+    pub first: u64,
+    /// Those that were their message's third: so many messages were tried at least three times. `third / first` is the share of
+    /// messages that are retried again and again.
+    pub third: u64,
+}
+
+impl AttemptCounts {
+    /// Counts one more; `attempt` is its number, None where no attempt is counted.
+    pub(super) fn add(&mut self, attempt: Option<u32>, count: fn(&mut Self) -> &mut u64) {
+        *count(self) += 1;
+        match attempt {
+            Some(1) => self.first += 1,
+            Some(3) => self.third += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Connections of a pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Connections {
+    /// The most that it opens.
+    pub most: u32,
+    /// Open ones.
+    pub open: u32,
+    /// Those of them that nothing uses at the moment.
+    pub idle: u32,
 }
 
 /// How a group stands on this instance. Counters start at 0 with the relay.
@@ -152,6 +211,8 @@ pub struct DestinationStats {
     pub waiting: u32,
     /// Messages confirmed.
     pub delivered: u64,
+    /// What came of tries to send to it.
+    pub attempts: AttemptCounts,
     /// The last error, while nothing was confirmed since.
     pub last_error: Option<String>,
     /// The last confirmation.

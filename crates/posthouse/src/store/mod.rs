@@ -9,6 +9,7 @@
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
+//! | `alerts.rs` | how alerts stand, what happened, whom to tell; what is measured for them |
 //! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 //! | `overview.rs` | what a dashboard asks about the tables as a whole |
@@ -24,6 +25,8 @@ use crate::message::Checked;
 
 #[cfg(feature = "relay")]
 pub(crate) mod adopted;
+#[cfg(feature = "relay")]
+mod alerts;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
 #[cfg(feature = "relay")]
@@ -47,6 +50,8 @@ mod runs;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
+#[cfg(feature = "relay")]
+pub use alerts::*;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) use deadline::*;
 #[cfg(feature = "relay")]
@@ -69,6 +74,14 @@ pub use runs::*;
 /// Connections for people are closed when nobody has asked anything for this long.
 #[cfg(feature = "relay")]
 pub(crate) const PEOPLE_IDLE: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// How many connections of some pools are open, and how many of them are idle.
+#[cfg(feature = "relay")]
+pub(crate) fn opened<DB: sqlx::Database>(pools: &[&sqlx::Pool<DB>]) -> (u32, u32) {
+    let open = pools.iter().map(|p| p.size()).sum();
+    // The two are counted one after the other.
+    (open, pools.iter().map(|p| p.num_idle() as u32).sum::<u32>().min(open))
+}
 
 /// The version of the tables this library makes. A newer one in the database is left alone and used as it is.
 pub const SCHEMA_VERSION: i32 = 5;

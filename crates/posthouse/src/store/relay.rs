@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{Examination, Listed, Passed, RunStore};
+use super::{AlertStore, Examination, Listed, Passed, RunStore};
 use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
@@ -264,6 +264,8 @@ pub struct Live {
 /// Who is alive and who owns what, by the database's clock.
 #[derive(Debug, Clone, Default)]
 pub struct Membership {
+    /// The database's clock, in microseconds since 1970.
+    pub now: i64,
     /// Live instances.
     pub live: Vec<Live>,
     /// Every house: owner (if any) and epoch.
@@ -587,6 +589,9 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The most connections it keeps open: its own, beside those of the pool it was made from.
     fn connections(&self) -> u32;
 
+    /// How many connections are open at the moment, and how many of these are idle. Asks nobody.
+    fn open(&self) -> (u32, u32);
+
     /// Fails unless the tables are there and usable; answers (schema version, houses).
     fn check(&self) -> Reply<'_, (i32, u16)>;
 
@@ -620,6 +625,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 
     /// Runs of groups.
     fn runs(&self) -> &dyn RunStore;
+    /// Alerts.
+    fn alerts(&self) -> &dyn AlertStore;
     /// What a dashboard asks.
     fn overview(&self) -> &dyn super::OverviewStore;
 

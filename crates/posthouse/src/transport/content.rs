@@ -168,6 +168,7 @@ mod tests {
             content_type: content_type.into(),
             headers: Headers::new(),
             created_at: SystemTime::UNIX_EPOCH + Duration::from_millis(1_522_949_420_089),
+            deliver_at: None,
             attempt: 1,
         }
     }

@@ -28,18 +28,22 @@ pub(crate) mod nats;
 pub(crate) mod rabbitmq;
 #[cfg(any(feature = "nats", feature = "rabbitmq"))]
 mod tls;
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "kafka"))]
+mod waiting;
 
 #[cfg(feature = "http")]
 pub use crate::webhook;
 #[cfg(feature = "http")]
 pub use http::{Http, HttpSettings};
 #[cfg(feature = "kafka")]
-pub use kafka::{Kafka, KafkaSettings};
+pub use kafka::{Kafka, KafkaLag, KafkaSettings};
 pub use local::LocalError;
 #[cfg(feature = "nats")]
-pub use nats::{Nats, NatsSettings};
+pub use nats::{Nats, NatsPending, NatsSettings};
 #[cfg(feature = "rabbitmq")]
-pub use rabbitmq::{RabbitMq, RabbitMqSettings};
+pub use rabbitmq::{RabbitMq, RabbitMqQueues, RabbitMqSettings};
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "kafka"))]
+pub use waiting::Waiting;
 
 /// What came of one try to deliver a message.
 #[derive(Debug, Clone, PartialEq, Eq)]

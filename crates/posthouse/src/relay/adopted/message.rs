@@ -176,6 +176,7 @@ pub(super) fn outgoing(shared: &Shared, source: &Source, row: &Row) -> Result<Ou
         content_type,
         headers: Headers::new(),
         created_at: row.created_at,
+        deliver_at: None,
         attempt: row.attempts.saturating_add(1),
     };
     Ok(Outgoing { envelope, destination, route })

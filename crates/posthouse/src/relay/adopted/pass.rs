@@ -440,7 +440,7 @@ impl Pass<'_> {
         let Some(d) = all.get_mut(&held.destination) else { return };
         let now = Instant::now();
         d.in_flight = d.in_flight.saturating_sub(1);
-        let (mut unavailable, retries) = (false, held.route.retry);
+        let (mut unavailable, mut rejected, retries) = (false, false, held.route.retry);
         let what = match outcome {
             Outcome::Delivered => {
                 d.confirmed(now);
@@ -464,10 +464,20 @@ impl Pass<'_> {
             }
             Outcome::Rejected(error) => {
                 d.refused(&error.error);
+                rejected = true;
                 What::Failed { error: error.error, counted: true }
             }
             Outcome::HeldBack => What::Release { wait: Duration::ZERO },
         };
+        let attempt = Some(held.row.attempts.saturating_add(1));
+        match &what {
+            What::Sent => d.attempts.add(attempt, |c| &mut c.delivered),
+            What::Retry { .. } => d.attempts.add(attempt, |c| &mut c.retried),
+            What::Failed { .. } if rejected => d.attempts.add(attempt, |c| &mut c.rejected),
+            What::Failed { .. } => d.attempts.add(attempt, |c| &mut c.failed),
+            _ if unavailable => d.attempts.add(None, |c| &mut c.unavailable),
+            _ => {}
+        }
         held.state = State::Done { what, passed_over: 0 };
         drop(all);
         if unavailable {

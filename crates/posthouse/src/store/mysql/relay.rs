@@ -12,9 +12,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
-    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
-    PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on, search,
+    Action, Ahead, AlertStore, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination,
+    House, HousePoll, HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES,
+    ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    opened, search,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -124,7 +125,7 @@ const ARMS: usize = 64;
 
 // Plan: per id one lookup of the primary key, which also finds the partition.
 const LOAD: &str = "SELECT l.id, l.message_id, l.type, l.destination, l.message_key, l.payload, l.content_type, l.headers, \
-     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.created_at) AS created \
+     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.created_at) AS created, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.deliver_at) AS due \
      FROM JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) d STRAIGHT_JOIN {%LOG%} l FORCE INDEX (PRIMARY) ON l.id = d.id";
 
 /// The rows of a batch as a table: one statement text for every size of batch, and a lookup of the primary key per row
@@ -169,10 +170,11 @@ const CLAIM: &str = concat!(
 const RENEW: &str = "UPDATE {instance} SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND \
      WHERE instance = ? AND lease_until > UTC_TIMESTAMP(6)";
 
-const MEMBERS: &str = "SELECT h.house, h.owner AS name, h.epoch AS number, NULL AS takes, NULL AS for_runs FROM {house} h \
+const MEMBERS: &str = "SELECT h.house, h.owner AS name, h.epoch AS number, NULL AS takes, NULL AS for_runs, \
+            TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS now FROM {house} h \
      UNION ALL \
      SELECT NULL, i.instance, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), i.lease_until), CAST(i.houses AS BINARY), \
-            CAST(i.run_houses AS BINARY) FROM {instance} i \
+            CAST(i.run_houses AS BINARY), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) FROM {instance} i \
       WHERE i.lease_until > UTC_TIMESTAMP(6)";
 
 // Plan: the primary key in order, up to the limit; a join with the list of houses would lock all of them.
@@ -440,6 +442,8 @@ fn envelope(row: &MySqlRow) -> Result<(i64, Result<Envelope, String>), sqlx::Err
     let id = int(row, 0)?;
     let headers = text_or_null(row, 7)?;
     let created = int(row, 8)?;
+    let due: Option<i64> = row.try_get(9)?;
+    let time = |us: i64| std::time::UNIX_EPOCH + Duration::from_micros(us.max(0) as u64);
     let bytes = |column| row.try_get::<Option<Vec<u8>>, _>(column);
     let (message_id, kind, destination, key, content_type) = (bytes(1)?, bytes(2)?, bytes(3)?, bytes(4)?, bytes(6)?);
     let payload: Vec<u8> = row.try_get(5)?;
@@ -464,7 +468,8 @@ fn envelope(row: &MySqlRow) -> Result<(i64, Result<Envelope, String>), sqlx::Err
             payload,
             content_type: utf8("content_type", content_type)?.unwrap_or_default(),
             headers,
-            created_at: std::time::UNIX_EPOCH + Duration::from_micros(created.max(0) as u64),
+            created_at: time(created),
+            deliver_at: due.map(time),
             attempt: 1,
         })
     };
@@ -487,6 +492,10 @@ impl Store for MySqlStore {
 
     fn connections(&self) -> u32 {
         1 + self.work.options().get_max_connections()
+    }
+
+    fn open(&self) -> (u32, u32) {
+        opened(&[&self.lease, &self.work])
     }
 
     fn check(&self) -> Reply<'_, (i32, u16)> {
@@ -537,6 +546,7 @@ impl Store for MySqlStore {
             }
             let mut out = Membership::default();
             for row in sqlx::query(self.sql.members.clone()).fetch_all(&mut *c).await? {
+                out.now = int(&row, 5)?;
                 match row.try_get::<Option<i32>, _>(0)? {
                     Some(house) => out.houses.push((House(house), text_or_null(&row, 1)?, int(&row, 2)?)),
                     None => out.live.push(Live {
@@ -655,6 +665,10 @@ impl Store for MySqlStore {
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn alerts(&self) -> &dyn AlertStore {
         self
     }
 

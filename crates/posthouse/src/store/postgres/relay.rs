@@ -9,9 +9,10 @@ use sqlx::{Connection, PgPool, Row, SqlStr};
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
-    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
-    PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on, search,
+    Action, Ahead, AlertStore, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination,
+    House, HousePoll, HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES,
+    ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted,
+    exactly, on, opened, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -109,10 +110,10 @@ const OF_DESTINATION: &str = concat!(
 
 // The bounds prune partitions also in a generic plan.
 const LOAD: &str = "SELECT id, message_id, type, destination, message_key, payload, content_type, headers::text AS headers, \
-     (extract(epoch FROM created_at) * 1000000)::bigint AS created FROM {message} WHERE id >= $1 AND id <= $2 AND id = ANY($3)";
+     (extract(epoch FROM created_at) * 1000000)::bigint AS created, (extract(epoch FROM deliver_at) * 1000000)::bigint AS due FROM {message} WHERE id >= $1 AND id <= $2 AND id = ANY($3)";
 
 const LOAD_KEPT: &str = "SELECT id, message_id, type, destination, message_key, payload, content_type, headers::text AS headers, \
-     (extract(epoch FROM created_at) * 1000000)::bigint AS created FROM {kept} WHERE id >= $1 AND id <= $2 AND id = ANY($3)";
+     (extract(epoch FROM created_at) * 1000000)::bigint AS created, (extract(epoch FROM deliver_at) * 1000000)::bigint AS due FROM {kept} WHERE id >= $1 AND id <= $2 AND id = ANY($3)";
 
 // Delete and receipt in one statement.
 const DELIVERED: &str = "WITH gone AS (DELETE FROM {pending} p USING unnest($1::integer[], $2::bigint[], $3::integer[]) AS d(house, id, version) \
@@ -141,10 +142,11 @@ const CLAIM: &str = "UPDATE {pending} p SET status = 'SENDING', claims = p.claim
 // One statement: renews, and tells who is alive and who owns what. A lease that ran out is never renewed.
 const RENEW: &str = "WITH me AS (UPDATE {instance} SET lease_until = clock_timestamp() + $2 * interval '1 microsecond' \
         WHERE instance = $1 AND lease_until > clock_timestamp() RETURNING instance) \
-     SELECT h.house, h.owner AS name, h.epoch AS number, (SELECT count(*) FROM me) AS renewed, NULL AS takes, NULL AS for_runs FROM {house} h \
+     SELECT h.house, h.owner AS name, h.epoch AS number, (SELECT count(*) FROM me) AS renewed, NULL AS takes, NULL AS for_runs, \
+            (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now FROM {house} h \
      UNION ALL \
      SELECT NULL, i.instance, (extract(epoch FROM i.lease_until - clock_timestamp()) * 1000000)::bigint, (SELECT count(*) FROM me), \
-            i.houses, i.run_houses \
+            i.houses, i.run_houses, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint \
        FROM {instance} i WHERE i.lease_until > clock_timestamp()";
 
 // Takers go one after the other, and renewals that are under way are waited for: otherwise the statement below could judge an
@@ -286,6 +288,10 @@ fn afters_of(marks: &[Mark]) -> Vec<i64> {
     marks.iter().map(|m| m.after).collect()
 }
 
+fn time(us: i64) -> std::time::SystemTime {
+    std::time::UNIX_EPOCH + Duration::from_micros(us.max(0) as u64)
+}
+
 /// A row of the log as an envelope; the attempt is filled in by the relay, and so is an edited destination.
 fn envelope(row: &PgRow) -> Result<(i64, Result<Envelope, String>), sqlx::Error> {
     let id: i64 = row.try_get(0)?;
@@ -307,7 +313,8 @@ fn envelope(row: &PgRow) -> Result<(i64, Result<Envelope, String>), sqlx::Error>
             payload: row.try_get(5)?,
             content_type: row.try_get(6)?,
             headers,
-            created_at: std::time::UNIX_EPOCH + Duration::from_micros(created.max(0) as u64),
+            created_at: time(created),
+            deliver_at: row.try_get::<Option<i64>, _>(9)?.map(time),
             attempt: 1,
         }),
     ))
@@ -320,6 +327,10 @@ impl Store for PostgresStore {
 
     fn connections(&self) -> u32 {
         1 + self.work.options().get_max_connections()
+    }
+
+    fn open(&self) -> (u32, u32) {
+        opened(&[&self.lease, &self.work])
     }
 
     fn check(&self) -> Reply<'_, (i32, u16)> {
@@ -357,6 +368,7 @@ impl Store for PostgresStore {
                 if row.try_get::<i64, _>(3)? == 0 {
                     return Ok(None);
                 }
+                out.now = row.try_get(6)?;
                 match row.try_get::<Option<i32>, _>(0)? {
                     Some(house) => out.houses.push((House(house), row.try_get(1)?, row.try_get(2)?)),
                     None => out.live.push(Live {
@@ -456,6 +468,10 @@ impl Store for PostgresStore {
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn alerts(&self) -> &dyn AlertStore {
         self
     }
 

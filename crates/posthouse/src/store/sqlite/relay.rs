@@ -10,10 +10,10 @@ use super::now;
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
-    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
-    PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger,
-    on, search,
+    Action, Ahead, AlertStore, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination,
+    House, HousePoll, HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES,
+    ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted,
+    exactly, no_trigger, on, opened, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -124,7 +124,7 @@ const OF_DESTINATION: &str = concat!(
 );
 
 // Plan: one lookup of the primary key per id.
-const LOAD: &str = "SELECT l.id, l.message_id, l.type, l.destination, l.message_key, l.payload, l.content_type, l.headers, l.created_at \
+const LOAD: &str = "SELECT l.id, l.message_id, l.type, l.destination, l.message_key, l.payload, l.content_type, l.headers, l.created_at, l.deliver_at \
      FROM json_each(?1) d CROSS JOIN {message} l ON l.id = d.value";
 
 /// The (house, id, version) of a batch: a JSON array of arrays in parameter 1.
@@ -170,10 +170,13 @@ const RENEW: &str =
     concat!("UPDATE {instance} SET lease_until = ", now!(), " + ?2 WHERE instance = ?1 AND lease_until > ", now!());
 
 const MEMBERS: &str = concat!(
-    "SELECT h.house, h.owner AS name, h.epoch AS number, NULL AS takes, NULL AS for_runs FROM {house} h \
-     UNION ALL SELECT NULL, i.instance, i.lease_until - ",
+    "SELECT h.house, h.owner AS name, h.epoch AS number, NULL AS takes, NULL AS for_runs, ",
     now!(),
-    ", i.houses, i.run_houses FROM {instance} i WHERE i.lease_until > ",
+    " AS now FROM {house} h UNION ALL SELECT NULL, i.instance, i.lease_until - ",
+    now!(),
+    ", i.houses, i.run_houses, ",
+    now!(),
+    " FROM {instance} i WHERE i.lease_until > ",
     now!()
 );
 
@@ -370,6 +373,8 @@ fn envelope(row: &SqliteRow) -> Result<(i64, Result<Envelope, String>), sqlx::Er
     let (message_id, kind, destination, key) = (bytes(row, 1)?, bytes(row, 2)?, bytes(row, 3)?, bytes(row, 4)?);
     let (payload, content_type, headers) = (bytes(row, 5)?.unwrap_or_default(), bytes(row, 6)?, bytes(row, 7)?);
     let created: i64 = row.try_get(8)?;
+    let due: Option<i64> = row.try_get(9)?;
+    let time = |ms: i64| std::time::UNIX_EPOCH + Duration::from_millis(ms.max(0) as u64);
     let utf8 = |column: &str, value: Option<Vec<u8>>| {
         value.map(String::from_utf8).transpose().map_err(|_| format!("{column} of this message is not UTF-8"))
     };
@@ -388,7 +393,8 @@ fn envelope(row: &SqliteRow) -> Result<(i64, Result<Envelope, String>), sqlx::Er
             payload,
             content_type: utf8("content_type", content_type)?.unwrap_or_default(),
             headers,
-            created_at: std::time::UNIX_EPOCH + Duration::from_millis(created.max(0) as u64),
+            created_at: time(created),
+            deliver_at: due.map(time),
             attempt: 1,
         })
     };
@@ -413,6 +419,10 @@ impl Store for SqliteStore {
 
     fn connections(&self) -> u32 {
         1 + self.work.options().get_max_connections()
+    }
+
+    fn open(&self) -> (u32, u32) {
+        opened(&[&self.lease, &self.work])
     }
 
     fn check(&self) -> Reply<'_, (i32, u16)> {
@@ -458,6 +468,7 @@ impl Store for SqliteStore {
             }
             let mut out = Membership::default();
             for row in &sqlx::query(self.sql.members.clone()).fetch_all(&mut *tx).await? {
+                out.now = row.try_get::<i64, _>(5)?.saturating_mul(1_000);
                 match row.try_get::<Option<i32>, _>(0)? {
                     Some(house) => out.houses.push((House(house), text_or_null(row, 1)?, row.try_get(2)?)),
                     None => out.live.push(Live {
@@ -560,6 +571,10 @@ impl Store for SqliteStore {
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn alerts(&self) -> &dyn AlertStore {
         self
     }
 

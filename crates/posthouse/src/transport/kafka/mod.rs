@@ -2,6 +2,7 @@
 
 mod answer;
 mod drain;
+mod lag;
 mod lane;
 mod producer;
 pub(crate) mod record;
@@ -13,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use futures_util::future::BoxFuture;
 use rdkafka::config::RDKafkaLogLevel;
 
+pub use self::lag::KafkaLag;
 use self::lane::Lane;
 pub use self::settings::KafkaSettings;
 use super::{Delivery, Transport, address_of};

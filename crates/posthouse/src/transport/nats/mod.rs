@@ -3,6 +3,7 @@
 mod answer;
 pub(crate) mod connection;
 mod message;
+mod pending;
 mod settings;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::connection::{Connection, Denied, Link};
+pub use self::pending::NatsPending;
 pub use self::settings::NatsSettings;
 use super::{Delivery, Transport};
 use crate::{Error, Route};

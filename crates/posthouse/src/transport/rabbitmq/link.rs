@@ -298,7 +298,6 @@ impl Live {
     }
 
     /// Cuts it off: the broker takes back at once, and all together, what was unacknowledged on it.
-    #[cfg(feature = "inbox")]
     pub(crate) fn cut(&self) {
         self.socket.shut();
     }

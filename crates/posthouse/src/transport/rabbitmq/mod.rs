@@ -5,6 +5,7 @@ mod answer;
 mod job;
 mod lane;
 pub(crate) mod link;
+mod queues;
 mod settings;
 mod topology;
 
@@ -22,6 +23,7 @@ use self::job::Job;
 pub(crate) use self::job::{CORRELATION_ID, EXPIRATION, PRIORITY, REPLY_TO};
 use self::lane::{IN_FLIGHT, Lane};
 use self::link::Link;
+pub use self::queues::RabbitMqQueues;
 pub use self::settings::RabbitMqSettings;
 use super::{Delivery, Transport};
 use crate::{Error, Route};

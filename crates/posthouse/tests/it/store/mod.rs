@@ -1,6 +1,7 @@
 //! What every store has to do, one behaviour per file.
 
 mod admin;
+mod alerts;
 mod duty;
 mod groups;
 mod house;
