@@ -24,9 +24,9 @@ async function fresh(options) {
   const context = await browser.newContext({ locale: "en-GB", timezoneId: "UTC", reducedMotion: "reduce", ...options });
   context.setDefaultTimeout(PATIENCE);
   const page = await context.newPage();
-  // Also tells what the page's policy stopped.
+  // Also tells what the page's policy stopped. What the server refuses, the page itself says.
   page.on("console", (message) => {
-    if (["error", "warning"].includes(message.type())) wrong.push(`${step}: console: ${message.text()} (${page.url()})`);
+    if (["error", "warning"].includes(message.type()) && !message.text().includes("responded with a status of 4")) wrong.push(`${step}: console: ${message.text()} (${page.url()})`);
   });
   page.on("pageerror", (error) => wrong.push(`${step}: error in the page: ${error} (${page.url()})`));
   page.on("request", (request) => {
@@ -37,7 +37,11 @@ async function fresh(options) {
 }
 const wide = { viewport: { width: 1280, height: 800 } };
 const narrow = { viewport: { width: 390, height: 844 }, isMobile: true, hasTouch: true, deviceScaleFactor: 2 };
-const shot = (page, name) => page.screenshot({ path: `${SHOTS}/${name}.png`, fullPage: true });
+// What a person sees first; all of a page that is short.
+const shot = async (page, name) => {
+  const tall = await page.evaluate(() => document.documentElement.scrollHeight > 3 * innerHeight);
+  await page.screenshot({ path: `${SHOTS}/${name}.png`, fullPage: !tall, type: "png" });
+};
 const focused = (page) => page.evaluate(() => document.activeElement?.textContent?.trim().slice(0, 40) || document.activeElement?.tagName);
 
 // Tabs until the focus is on an element with this text; false when it isn't reached.
@@ -53,12 +57,15 @@ async function tabTo(page, text, most = 80) {
 const contrast = (page) => page.evaluate(() => {
   const channel = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const known = new Map();
   const rgba = (colour) => {
+    if (known.has(colour)) return known.get(colour);
     canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = colour;
     canvas.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-    return [r / 255, g / 255, b / 255, a / 255];
+    known.set(colour, [r / 255, g / 255, b / 255, a / 255]);
+    return known.get(colour);
   };
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
   const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3]));
@@ -68,7 +75,12 @@ const contrast = (page) => page.evaluate(() => {
     return layers.reverse().reduce((below, layer) => over(layer, below), [1, 1, 1]);
   };
   const found = new Set();
+  const seen = new Map();
   for (const element of document.querySelectorAll("body *")) {
+    // Of what looks the same a few are enough.
+    const look = `${element.tagName} ${element.className} ${element.closest("tr")?.className}`;
+    seen.set(look, (seen.get(look) ?? 0) + 1);
+    if (seen.get(look) > 4) continue;
     const text = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
     if (!text || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true }) || element.closest(".hidden, .skip, option, datalist, [disabled]")) continue;
     const style = getComputedStyle(element);
@@ -205,6 +217,16 @@ try {
   await page.waitForSelector("#dialog [data-said]:has-text('39 changed')");
   await page.getByRole("button", { name: "Close" }).click();
 
+  doing("silence an alert, and end that");
+  await page.goto(`${BASE}/alerts?db=main`);
+  await row("FIRING").getByRole("button", { name: /^Silence outbox_failed orders for 1 hour/ }).click();
+  await page.waitForSelector("#notice .panel.good:has-text('is silenced')");
+  await page.waitForSelector("[aria-labelledby=silences-h]");
+  await row("orders").filter({ hasText: "silenced" }).first().waitFor();
+  await page.getByRole("button", { name: /^End the silence/ }).click();
+  await page.waitForSelector("#notice .panel.good:has-text('no longer silenced')");
+  await row("FIRING").first().waitFor();
+
   doing("audit");
   await page.goto(`${BASE}/audit?db=main`);
   for (const action of ["inbox bulk requeue", "group run", "group pause", "inbox requeue"]) {
@@ -232,11 +254,11 @@ try {
   doing("charts");
   await page.goto(`${BASE}/`);
   for (const chart of ["rates", "latency", "oldest"]) await page.waitForSelector(`#chart-${chart} canvas`);
-  check(await page.getByText("can't be reached").or(page.getByText("no answer")).first().isVisible(), "the database that is down is told");
+  check(await page.locator(".panel.bad", { hasText: "gone" }).first().isVisible(), "the database that is down is told");
 
   doing("theme is kept");
-  await page.getByRole("button", { name: /Theme/ }).click();
-  await page.getByRole("button", { name: /Theme: light/ }).click();
+  await page.getByRole("button", { name: "Theme: system" }).click();
+  await page.getByRole("button", { name: "Theme: light" }).click();
   await page.reload();
   check((await page.evaluate(() => document.documentElement.dataset.theme)) === "dark", "dark after a reload");
   await page.context().close();
@@ -249,19 +271,16 @@ try {
   await plain.context().close();
 
   const pages = {
-    overview: "/", messages: "/messages?db=main", filter: "/messages?db=main&key=order-7", message: "/messages/2999?db=main",
-    inbox: "/inbox?db=main", received: "/inbox/message?db=main&consumer=inventory&id=failed-7", houses: "/houses?db=main",
-    groups: "/groups?db=main", runs: "/runs?db=main", audit: "/audit?db=main", down: "/messages?db=gone", missing: "/messages/99999999?db=main",
+    overview: "/", messages: "/messages?db=main&key=order-7", message: "/messages/2999?db=main",
+    inbox: "/inbox?db=main&status=FAILED", received: "/inbox/message?db=main&consumer=inventory&id=failed-7", houses: "/houses?db=main",
+    groups: "/groups?db=main", runs: "/runs?db=main", alerts: "/alerts?db=main", audit: "/audit?db=main", down: "/messages?db=gone", missing: "/messages/99999999?db=main",
   };
   for (const [kind, screen] of [["wide", wide], ["narrow", narrow]]) {
     const one = await fresh(screen);
     for (const [name, path] of Object.entries(pages)) {
       doing(`${name}, ${kind}`);
-      // The missing one answers 404, which browsers report.
-      const before = wrong.length;
       await one.emulateMedia({ colorScheme: "light" });
       await one.goto(BASE + path);
-      if (name === "missing") wrong.splice(before);
       if (name === "overview") await one.waitForSelector("#chart-oldest canvas");
       for (const colorScheme of ["light", "dark"]) {
         await one.emulateMedia({ colorScheme });

@@ -23,7 +23,8 @@ fn every_page_and_every_action_in_a_browser() {
              [routes.orders]\nto = \"http://{}/\"\n[routes.invoices]\nto = \"http://{closed}/\"\n[routes.returns]\nto = \"http://{}/\"\n\
              [relay]\nidle_poll = \"50ms\"\n[server]\nlisten = \"127.0.0.1:0\"\ntrace_url = \"https://traces.example/{{trace_id}}\"\n\
              [[groups]]\nname = \"nightly\"\ndatabases = [\"main\"]\ntrigger = \"manual\"\n\
-             [[groups]]\nname = \"always\"\ndatabases = [{others}]\n",
+             [[groups]]\nname = \"always\"\ndatabases = [{others}]\n\
+             [[alerts]]\nrule = \"outbox_failed\"\nthreshold = 1\nfor = \"0s\"\ninterval = \"1s\"\n",
             receiver.address, receiver.address
         ))
     };

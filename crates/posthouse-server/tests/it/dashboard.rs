@@ -20,8 +20,19 @@ fn connect(running: &Running) -> TcpStream {
 }
 
 fn get(running: &Running, path: &str) -> Answer {
+    ask(running, "GET", path, "", "")
+}
+
+/// `headers`: whole lines.
+fn ask(running: &Running, method: &str, path: &str, headers: &str, body: &str) -> Answer {
     let mut stream = connect(running);
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", running.address).unwrap();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+        running.address,
+        body.len()
+    )
+    .unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let text = String::from_utf8(bytes).unwrap();
@@ -90,6 +101,9 @@ fn whatever_is_stored_is_shown_as_text() {
          INSERT INTO \"{s}\".posthouse_instance (instance, lease_until) VALUES ({0}, now() + interval '1 hour'); \
          UPDATE \"{s}\".posthouse_house SET owner = {0}; \
          INSERT INTO \"{s}\".posthouse_group (group_name, paused_at) VALUES (left({0}, 60), now()); \
+         INSERT INTO \"{s}\".posthouse_alert (rule, subject, firing, since, value, threshold, detail, seen_at) VALUES (left({0}, 60), {0}, true, now(), 1, 1, {0}, now()); \
+         INSERT INTO \"{s}\".posthouse_alert_event (rule, subject, kind, since, value, threshold, instance, silenced) VALUES ({0}, {0}, 'FIRED', now(), 1, 1, {0}, false); \
+         INSERT INTO \"{s}\".posthouse_alert_silence (rule, subject, ends_at, actor, reason) VALUES ({0}, '', now() + interval '1 hour', {0}, {0}); \
          INSERT INTO \"{s}\".posthouse_run (group_name, cause, status, instance, error) VALUES ({0}, {0}, 'FAILED', {0}, {0}); \
          INSERT INTO \"{s}\".posthouse_inbox (consumer, message_id, status, type, source, message_key, content_type, headers, payload, last_error, next_attempt_at) \
             VALUES ({0}, {0}, 'FAILED', {0}, {1}, {0}, {0}, {1}, convert_to({0}, 'UTF8'), {0}, '9999-12-31')",
@@ -118,6 +132,7 @@ fn whatever_is_stored_is_shown_as_text() {
         "/houses",
         "/groups",
         "/runs",
+        "/alerts",
         "/audit",
     ];
     for path in pages {
@@ -251,6 +266,58 @@ fn a_database_that_is_down_is_said_to_be_and_the_others_go_on() {
         let body = page(&running, &format!("/{path}?db=main"));
         assert!(!body.contains("role=\"alert\""), "{path}: {body}");
     }
+}
+
+#[test]
+fn a_viewer_sees_everything_and_can_do_nothing() {
+    let (token, viewer) = ("an-operator-token-of-tests", "a-viewer-token-of-tests");
+    let (_dir, schema, running) = dashboard(&format!("token = \"{token}\"\nviewer_token = \"{viewer}\"\n"));
+    let s = &schema.name;
+    on_postgres(
+        &schema.url,
+        format!(
+            "INSERT INTO \"{s}\".posthouse_message (destination) VALUES ('orders'); \
+             UPDATE \"{s}\".posthouse_pending SET status = 'FAILED', due_at = '9999-12-31'; \
+             INSERT INTO \"{s}\".posthouse_group (group_name) VALUES ('nightly'); \
+             INSERT INTO \"{s}\".posthouse_inbox (consumer, message_id, status, next_attempt_at) VALUES ('c', 'm', 'FAILED', '9999-12-31')"
+        ),
+    );
+    let stranger = get(&running, "/messages");
+    assert!([303, 401].contains(&stranger.status) && !stranger.body.contains("orders"), "{}", stranger.body);
+    assert_eq!(get(&running, "/assets/app.css").status, 200, "the form to log in with needs it");
+    let as_who = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    let act = "Content-Type: application/x-www-form-urlencoded\r\n";
+    for (path, button) in [
+        ("/messages?status=FAILED", "Requeue all"),
+        ("/messages/1", "Requeue…"),
+        ("/inbox?status=FAILED", "Requeue all"),
+        ("/inbox/message?consumer=c&id=m", "Requeue…"),
+        ("/groups", "Pause nightly"),
+        ("/alerts", "Silence…"),
+    ] {
+        let seen = |token: &str| ask(&running, "GET", path, &as_who(token), "");
+        let (operator, viewer) = (seen(token), seen(viewer));
+        assert_eq!((operator.status, viewer.status), (200, 200), "{path}");
+        assert!(operator.body.contains(button) && operator.body.contains("hx-post"), "{path}: {}", operator.body);
+        assert!(!viewer.body.contains(button) && !viewer.body.contains("hx-post"), "{path}: {}", viewer.body);
+        assert!(viewer.body.contains("(viewer)"), "{path}: {}", viewer.body);
+    }
+    for (path, body) in [
+        ("/messages/1/act", "action=requeue"),
+        ("/messages/bulk", "action=requeue&status=FAILED"),
+        ("/inbox/act", "action=requeue&consumer=c&id=m"),
+        ("/inbox/bulk", "action=requeue&status=FAILED"),
+        ("/groups/act", "action=pause&group=nightly"),
+        ("/alerts/act", "action=silence&time=1h"),
+        ("/bulk/1/stop", ""),
+    ] {
+        assert_eq!(ask(&running, "POST", path, &(as_who(viewer) + act), body).status, 403, "{path}");
+    }
+    assert_eq!(ask(&running, "GET", "/messages/bulk?action=requeue&status=FAILED", &as_who(viewer), "").status, 403);
+    let audit = ask(&running, "GET", "/audit", &as_who(viewer), "");
+    assert!(audit.body.contains("Nothing was done"), "{}", audit.body);
+    let done = ask(&running, "POST", "/messages/1/act", &(as_who(token) + act), "action=requeue");
+    assert!(done.status == 200 && done.body.contains("requeued"), "{}", done.body);
 }
 
 /// A stream of events, after its headers.

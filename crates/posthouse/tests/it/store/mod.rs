@@ -10,6 +10,7 @@ mod membership;
 mod migrate;
 mod order;
 mod outcomes;
+mod overview;
 mod partitions;
 mod problems;
 mod publish;
