@@ -14,7 +14,7 @@ use crate::alerts::Alerts;
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
 use crate::dashboard::Sampler;
-use crate::database::Database;
+use crate::database::{Database, PAGE_CONNECTIONS};
 use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, ServedAdopted, Server};
@@ -284,7 +284,7 @@ async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) ->
     let mut told = Vec::new();
     let mut failure: Option<Failure> = None;
     for (database, answer) in databases.iter().zip(answers) {
-        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.store().connections() });
+        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.store().connections() + PAGE_CONNECTIONS });
         match answer {
             Ok((_, version, houses)) => {
                 line["schema_version"] = version.into();
