@@ -92,6 +92,9 @@ pub(crate) enum Command {
     /// Look at runs of groups
     #[command(subcommand)]
     Runs(Runs),
+    /// Look at alerts and their history, silence them, try the channels
+    #[command(subcommand)]
+    Alerts(Alerts),
     /// Show how every destination stands: what waits for it, whether it is down, the last confirmation
     #[command(after_help = DESTINATIONS)]
     Destinations,
@@ -464,4 +467,65 @@ pub(crate) enum Runs {
         #[arg(long, value_name = "ID")]
         before: Option<i64>,
     },
+}
+
+const SILENCE: &str = "\
+A silenced alert is judged and stands in the history, and nobody is told. When the silence ends and it still fires, people are \
+told then. That an alert is over is told to those who were told that it fires, silence or not.
+
+Without --database it is silenced in every configured database. Exit codes: 0 done; 1 it was silenced nowhere (unsilence); \
+2 configuration, or no such rule; 3 a database can't be reached.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Alerts {
+    /// Show what fires, and what is silenced
+    List {
+        /// What happened, newest first, and who was told
+        #[arg(long)]
+        history: bool,
+        /// Only this rule
+        #[arg(long, value_name = "RULE")]
+        rule: Option<String>,
+        /// With --history: at most this many
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N", requires = "history")]
+        limit: u32,
+        /// With --history: only those with an id below this one: the next page
+        #[arg(long, value_name = "ID", requires = "history")]
+        before: Option<i64>,
+    },
+    /// Send a test notice through channels and say what came of it
+    #[command(after_help = "Exit codes: 0 all took it; 1 one did not; 2 configuration, or no such channel.")]
+    Test {
+        /// Only these channels
+        channels: Vec<String>,
+    },
+    /// Keep quiet about an alert for a while
+    #[command(after_help = SILENCE)]
+    Silence {
+        #[command(flatten)]
+        silence: Silence,
+        /// How long
+        #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+        time: Duration,
+        /// Why, for the others
+        #[arg(long, default_value = "", hide_default_value = true)]
+        reason: String,
+    },
+    /// End a silence
+    #[command(after_help = SILENCE)]
+    Unsilence {
+        #[command(flatten)]
+        silence: Silence,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Silence {
+    /// The name of the rule; "all" for all rules
+    pub(crate) rule: String,
+    /// Only what is about this: a destination, a consumer, a queue, as `alerts list` shows it
+    pub(crate) subject: Option<String>,
+    /// Who does it, for the audit log [default: the name of the user]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) actor: Option<String>,
 }

@@ -30,7 +30,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 const PAGE_ANSWER: Duration = Duration::from_secs(15);
 
 /// Connections that pages and the API use at a time, per set of tables.
-const PAGE_CONNECTIONS: u32 = 2;
+pub(crate) const PAGE_CONNECTIONS: u32 = 2;
 
 /// Where a URL leads.
 #[derive(Debug)]

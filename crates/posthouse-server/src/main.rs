@@ -1,9 +1,11 @@
 //! `posthouse`: the relay of the transactional outbox as a program, and what people need around it.
 
+mod alerts;
 mod api;
 mod cli;
 mod commands;
 mod config;
+mod dashboard;
 mod database;
 mod demo;
 mod depth;
@@ -49,6 +51,7 @@ async fn main() -> ExitCode {
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
         Command::Groups(command) => commands::groups::run(&cli.global, command).await,
         Command::Runs(command) => commands::runs::run(&cli.global, command).await,
+        Command::Alerts(command) => commands::alerts::run(&cli.global, command).await,
         Command::Destinations => commands::destinations::run(&cli.global).await,
     };
     match result {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::load;
 use super::relay::Signals;
 use crate::cli::Global;
+use crate::dashboard::Sampler;
 use crate::database::Database;
 use crate::depth::Watching;
 use crate::failure::Failure;
@@ -21,6 +22,7 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     let watching = Watching::start(&config, &served)?;
     #[cfg(feature = "otlp")]
     let otlp = crate::metrics::Otlp::start(&served)?;
+    let sampler = Sampler::start(&served);
     eprintln!("dashboard on http://{}; Ctrl-C ends it", server.address);
     signals.next().await;
     served.draining.store(true, Ordering::Relaxed);
@@ -28,6 +30,7 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     if let Some(otlp) = otlp {
         otlp.stop().await;
     }
+    sampler.stop().await;
     watching.stop().await;
     server.stop().await;
     Ok(())

@@ -1,5 +1,6 @@
 //! One file per verb.
 
+pub(crate) mod alerts;
 pub(crate) mod completions;
 pub(crate) mod dashboard;
 pub(crate) mod destinations;
@@ -9,7 +10,7 @@ pub(crate) mod houses;
 pub(crate) mod inbox;
 pub(crate) mod messages;
 pub(crate) mod migrate;
-mod payload;
+pub(crate) mod payload;
 pub(crate) mod publish;
 pub(crate) mod relay;
 pub(crate) mod runs;
@@ -75,7 +76,12 @@ fn known_destination(config: &Config, destination: &str, any: bool) -> Result<()
 
 /// Who acts, for the audit log.
 fn actor(by: &By) -> String {
-    by.actor.clone().filter(|a| !a.is_empty()).unwrap_or_else(user)
+    actor_named(by.actor.as_deref())
+}
+
+/// The same where nothing is asked.
+fn actor_named(name: Option<&str>) -> String {
+    name.filter(|a| !a.is_empty()).map_or_else(user, str::to_owned)
 }
 
 /// The name of the user, for the audit log.

@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{groups, load};
+use crate::alerts::Alerts;
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
-use crate::database::Database;
+use crate::dashboard::Sampler;
+use crate::database::{Database, PAGE_CONNECTIONS};
 use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, ServedAdopted, Server};
@@ -96,6 +98,9 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     #[cfg(feature = "otlp")]
     let otlp = crate::metrics::Otlp::start(&served)?;
 
+    let alerts = Alerts::start(config, &served)?;
+    let sampler = Sampler::start(&served);
+
     let mut executor = Executor::none();
     let started = async {
         start(databases, builders, adopted, &served).await?;
@@ -126,6 +131,8 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     if let Some(otlp) = otlp {
         otlp.stop().await;
     }
+    sampler.stop().await;
+    alerts.stop().await;
     watching.stop().await;
     server.stop().await;
     if result.is_ok() {
@@ -274,7 +281,8 @@ impl Signals {
 }
 
 async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) -> Result<(), Failure> {
-    // Transports are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    // Transports and channels are made as `relay` makes them, which finds what only the machine can tell (root certificates).
+    crate::alerts::channels::Channels::new(&config.channels)?;
     for database in databases {
         drop(builder(config, database)?);
     }
@@ -282,7 +290,7 @@ async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) ->
     let mut told = Vec::new();
     let mut failure: Option<Failure> = None;
     for (database, answer) in databases.iter().zip(answers) {
-        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.store().connections() });
+        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.store().connections() + PAGE_CONNECTIONS });
         match answer {
             Ok((_, version, houses)) => {
                 line["schema_version"] = version.into();

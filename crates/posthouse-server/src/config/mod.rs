@@ -1,5 +1,7 @@
 //! The configuration: `posthouse.toml`, or one database from the command line or the environment.
 
+mod alerts;
+mod channels;
 pub(crate) mod check;
 mod expand;
 mod groups;
@@ -19,12 +21,15 @@ mod xxl_job;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use posthouse::{Adopted, Group, RelaySettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+pub(crate) use self::alerts::ALL as ALL_ALERTS;
+pub(crate) use self::channels::{ChannelConfig, ChannelKind, PostKind, PostSettings, SmtpSettings, SmtpTls};
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::groups::database_of;
 pub(crate) use self::groups::{among, trigger_text};
@@ -43,6 +48,7 @@ pub(crate) use self::watch::Watched;
 use self::watch::Watches;
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::xxl_job::XxlJobConfig;
+use crate::alerts::rules::Rule;
 use crate::failure::Failure;
 use crate::mask::Masks;
 use crate::output::count;
@@ -70,6 +76,12 @@ pub(crate) struct Config {
     pub(crate) groups: Vec<Group>,
     /// Tables of other applications, by the name of their mapping.
     pub(crate) adopted: BTreeMap<String, Adopted>,
+    /// The rules about which people are told, those that are turned off included.
+    pub(crate) alerts: Vec<Rule>,
+    /// Ways to tell them. There is always one: the log.
+    pub(crate) channels: BTreeMap<String, ChannelConfig>,
+    /// How long the history of alerts is kept.
+    pub(crate) alerts_retention: Duration,
     pub(crate) relay: RelaySettings,
     pub(crate) server: ServerConfig,
     /// As they are written.
@@ -253,6 +265,9 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
     let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
+    let (mut channels, broken) = channels::section(&mut walk, table.remove("channels"));
+    let alerts = alerts::section(&mut walk, table.remove("alerts"), &mut channels, &broken, &databases);
+    let alerts_retention = alerts::retention(&mut walk, &table);
     let server = server::section(&mut walk, table.remove("server"));
     let (written_masks, masks) = masks::read(&mut walk, table.remove("masks"));
     #[cfg(feature = "otlp")]
@@ -278,6 +293,9 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         routes,
         groups,
         adopted,
+        alerts,
+        channels,
+        alerts_retention,
         relay,
         server,
         written_masks,

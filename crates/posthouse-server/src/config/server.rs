@@ -42,6 +42,8 @@ pub(crate) struct ServerConfig {
     pub(crate) operators: Vec<String>,
     /// Names under which the server is known, beside its address.
     pub(crate) hosts: Vec<String>,
+    /// Where a trace is shown: a URL in which `{trace_id}` stands for its id.
+    pub(crate) trace_url: Option<String>,
 }
 
 impl Default for ServerConfig {
@@ -58,6 +60,7 @@ impl Default for ServerConfig {
             trusted_proxies: vec!["127.0.0.1".into(), "::1".into()],
             operators: Vec::new(),
             hosts: Vec::new(),
+            trace_url: None,
         }
     }
 }
@@ -145,6 +148,17 @@ pub(super) fn relations(server: &ServerConfig, doubtful: impl Fn(&str) -> bool, 
     for text in server.trusted_proxies.iter().filter(|text| network(text).is_none()) {
         let problem = Problem::new(path, shown(path), format!("{text:?} is neither an IP address nor a network"));
         out.push(problem.fix("write addresses or networks, such as \"10.0.0.7\" or \"10.0.0.0/8\""));
+    }
+    if let Some(url) = &server.trace_url {
+        let web = url::Url::parse(&url.replace("{trace_id}", "0")).is_ok_and(|url| matches!(url.scheme(), "http" | "https"));
+        if !web || !url.contains("{trace_id}") {
+            let problem = Problem::new(
+                "server.trace_url",
+                shown("server.trace_url"),
+                "must be an http:// or https:// URL with {trace_id} in it",
+            );
+            out.push(problem.fix("trace_url = \"https://traces.example/trace/{trace_id}\""));
+        }
     }
     let listen = server.listen;
     let told = ["allow_public", "token", "viewer_token", "trusted_proxy_header"].iter().any(|key| doubtful(key));

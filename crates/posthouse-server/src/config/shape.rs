@@ -34,6 +34,8 @@ pub(super) enum Shape {
     Bool,
     Whole(i64, i64),
     Number,
+    /// A number, or a length of time in quotes: which one, the key beside it decides.
+    Amount,
     Duration,
     Texts,
     OneOf(&'static [&'static str]),
@@ -113,6 +115,22 @@ const GROUP: Keys = &[
     ("misfire", Shape::OneOf(&["skip", "once"])),
     ("retries", U32),
     ("then", Shape::Text),
+];
+const ALERT: Keys = &[
+    ("rule", Shape::Text),
+    ("name", Shape::Text),
+    ("enabled", Shape::Bool),
+    ("threshold", Shape::Amount),
+    ("recover", Shape::Amount),
+    ("interval", Shape::Duration),
+    ("for", Shape::Duration),
+    ("repeat", Shape::Duration),
+    ("recovery", Shape::Bool),
+    ("channels", Shape::Texts),
+    ("databases", Shape::Texts),
+    ("destination", Shape::Text),
+    ("consumer", Shape::Text),
+    ("queue", Shape::Text),
 ];
 pub(super) const HTTP: Shape = Shape::Table(&[
     ("kind", Shape::Text),
@@ -223,6 +241,8 @@ const SERVER: Keys = &[
     ("trusted_proxies", Shape::Texts),
     ("operators", Shape::Texts),
     ("hosts", Shape::Texts),
+    ("trace_url", Shape::Url),
+    ("alerts_retention", Shape::Duration),
 ];
 const MASK: Keys = &[
     ("destinations", Shape::Texts),
@@ -240,6 +260,8 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("routes", Shape::Named(&ROUTE_SHAPE)),
     ("groups", Shape::Tables(GROUP)),
     ("adopted", Shape::Named(&ADOPTED_SHAPE)),
+    ("alerts", Shape::Tables(ALERT)),
+    ("channels", Shape::Named(&Shape::Table(&[]))),
     ("relay", Shape::Table(RELAY)),
     ("server", Shape::Table(SERVER)),
     ("masks", Shape::Tables(MASK)),
@@ -248,7 +270,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 3] = ["retention", "alerts", "inbox"];
+const LATER: [&str; 2] = ["retention", "inbox"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {
@@ -264,6 +286,8 @@ pub(super) struct Walk<'a> {
     pub(super) broken_databases: BTreeSet<String>,
     /// Where each of the groups is: by its name, or else by its number.
     pub(super) groups: Vec<String>,
+    /// Where each of the alerts is: by its name or rule, or else by its number.
+    pub(super) alerts: Vec<String>,
     /// What of brokers is looked at.
     pub(super) watch: Watches,
 }
@@ -278,6 +302,7 @@ impl<'a> Walk<'a> {
             broken: BTreeSet::new(),
             broken_databases: BTreeSet::new(),
             groups: Vec::new(),
+            alerts: Vec::new(),
             watch: Watches::new(),
         }
     }
@@ -314,7 +339,7 @@ impl<'a> Walk<'a> {
                 },
                 _ => continue,
             };
-            if path == "transports" {
+            if path == "transports" || path == "channels" {
                 continue;
             }
             if let Some(value) = table.get_mut(&key)
@@ -345,11 +370,15 @@ impl<'a> Walk<'a> {
     fn tables(&mut self, at: &str, keys: Keys, items: &mut [Value]) {
         for (place, item) in items.iter_mut().enumerate() {
             let Value::Table(table) = item else { continue };
-            let named = table.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()).map(|name| join(at, name));
+            let text = |key: &str| table.get(key).and_then(Value::as_str).filter(|name| !name.is_empty());
+            let named = text("name").or_else(|| text("rule").filter(|_| at == "alerts")).map(|name| join(at, name));
             // Two of one name are told apart by their numbers.
-            let path = named.filter(|path| !self.groups.contains(path)).unwrap_or_else(|| format!("{at}[{place}]"));
-            if at == "groups" {
-                self.groups.push(path.clone());
+            let taken = |path: &String| self.groups.contains(path) || self.alerts.contains(path);
+            let path = named.filter(|path| !taken(path)).unwrap_or_else(|| format!("{at}[{place}]"));
+            match at {
+                "groups" => self.groups.push(path.clone()),
+                "alerts" => self.alerts.push(path.clone()),
+                _ => {}
             }
             self.table(&path, &Shape::Table(keys), table);
         }
@@ -466,6 +495,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         Shape::Bool => "true or false",
         Shape::Whole(..) => "a whole number",
         Shape::Number => "a number",
+        Shape::Amount => "a number, or a length of time in quotes",
         Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
         Shape::Texts | Shape::Urls | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
         Shape::Property => "text, a number, or true or false",
@@ -477,7 +507,8 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
     };
     match (shape, &mut *value) {
         (Shape::Text | Shape::Secret | Shape::Url | Shape::Servers | Shape::Property, Value::String(_))
-        | (Shape::Bool, Value::Boolean(_)) => Ok(()),
+        | (Shape::Bool, Value::Boolean(_))
+        | (Shape::Amount, Value::Integer(_) | Value::Float(_) | Value::String(_)) => Ok(()),
         (Shape::Property, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)) => {
             *value = Value::String(value.to_string());
             Ok(())

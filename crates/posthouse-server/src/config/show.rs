@@ -6,6 +6,8 @@ use posthouse::Route;
 use serde_json::{Map, Value, json};
 
 use super::redact::{self, REDACTED};
+use crate::alerts::rules::Rule;
+
 use super::{Config, DatabaseConfig, TransportConfig, Watched};
 
 impl Config {
@@ -43,6 +45,9 @@ impl Config {
             default.remove("to");
         }
         let mut out = json!({ "databases": databases, "transports": transports, "routes": routes, "adopted": adopted, "relay": relay, "server": self.server });
+        out["channels"] = self.channels.iter().map(|(name, c)| (name.clone(), c.shown())).collect::<Map<_, _>>().into();
+        out["alerts"] = self.alerts.iter().map(Rule::shown).collect();
+        out["server"]["alerts_retention"] = humantime::format_duration(self.alerts_retention).to_string().into();
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }

@@ -1,10 +1,10 @@
-//! Health, readiness and metrics over HTTP.
+//! Health, readiness and metrics over HTTP, and the pages.
 
 mod auth;
 mod guard;
 mod limit;
 mod login;
-mod ready;
+pub(crate) mod ready;
 mod server;
 mod who;
 
@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api;
 use crate::config::Config;
+use crate::dashboard::{self, History};
 use crate::database::Database;
 use crate::depth::Depths;
 use crate::failure::Failure;
@@ -55,6 +56,8 @@ pub(crate) struct Served {
     pub(crate) adopted: Vec<Arc<ServedAdopted>>,
     /// Whether this process relays; otherwise it only shows.
     pub(crate) relaying: bool,
+    /// The last hour, for the charts.
+    pub(crate) history: History,
     /// Actions that are going in the background.
     pub(crate) bulks: Bulks,
     /// Told to stop.
@@ -219,12 +222,7 @@ fn router(served: Arc<Served>) -> Router {
     let auth = Arc::new(Auth::new(&served.config.server));
     // Who asks must be known.
     let known = Router::new()
-        .route(
-            "/",
-            get(|| async {
-                "posthouse\n\n/healthz       the process is alive\n/readyz        its relays work\n/destinations  how destinations stand\n/metrics       for Prometheus\n"
-            }),
-        )
+        .merge(dashboard::routes())
         .route(login::LOGOUT, post(login::log_out_of))
         .merge(api::router())
         .layer(from_fn_with_state(auth.clone(), guard::known));
@@ -234,7 +232,11 @@ fn router(served: Arc<Served>) -> Router {
         .layer(from_fn_with_state(auth.clone(), guard::measured));
     let login = Router::new().route(login::LOGIN, get(login::form).post(login::log_in)).with_state(auth.clone());
     // Open to everybody who can connect.
-    let open = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz)).layer(Extension(auth));
+    let open = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .merge(dashboard::assets())
+        .layer(Extension(auth));
     Router::new().merge(known).merge(measured).merge(open).with_state(served).merge(login).layer(from_fn(guard::told))
 }
 
@@ -302,6 +304,7 @@ impl Served {
             databases: databases.iter().map(|d| Arc::new(ServedRelay::new(d.clone()))).collect(),
             adopted,
             relaying,
+            history: History::default(),
             bulks: Bulks::default(),
             draining: AtomicBool::new(false),
             depths: Depths::default(),

@@ -19,7 +19,7 @@ const READ_LEAST: Duration = Duration::from_secs(30);
 const DESTINATIONS: usize = 200;
 
 /// Whether all is well, and the document that says so.
-pub(super) fn document(served: &Served) -> (bool, Value) {
+pub(crate) fn document(served: &Served) -> (bool, Value) {
     let mut ready = !served.draining();
     let mut databases = Map::new();
     for database in &served.databases {

@@ -31,6 +31,7 @@ impl Server {
         })?;
         let address = listener.local_addr().unwrap_or(listen);
         tracing::info!(%address, "health and metrics over HTTP");
+        tracing::info!("dashboard on http://{address}/");
         if !address.ip().is_loopback() {
             let pages = if served.config.server.knows_people() { "to those who log in" } else { "to nobody" };
             tracing::info!(%address, pages, "this address can be reached from other machines");

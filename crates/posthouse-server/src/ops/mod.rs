@@ -2,6 +2,7 @@
 //!
 //! Everything that changes something takes [`Who`] does it, refuses viewers, and leaves an audit line.
 
+pub(crate) mod alerts;
 pub(crate) mod audit;
 pub(crate) mod bulk;
 pub(crate) mod groups;

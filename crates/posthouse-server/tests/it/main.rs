@@ -1,10 +1,13 @@
 //! The `posthouse` program, run as people run it. One behaviour per file.
 
 mod adopted;
+mod alerts;
 mod api;
 mod auth;
+mod browser;
 mod cli;
 mod config;
+mod dashboard;
 mod demo;
 mod destinations;
 mod doctor;

@@ -203,7 +203,7 @@ pub(crate) fn wait_for<T>(what: &str, mut met: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A running relay.
+/// A running relay, or a dashboard without one.
 pub(crate) struct Running {
     child: Child,
     pub(crate) address: String,
@@ -212,9 +212,18 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts it and waits until it tells its address.
+    /// Starts a relay and waits until it tells its address.
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command.arg("relay").env("NO_COLOR", "1").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::started(command.arg("relay"))
+    }
+
+    /// The same for `posthouse dashboard`.
+    pub(crate) fn dashboard(command: &mut Command) -> Self {
+        Self::started(command.arg("dashboard"))
+    }
+
+    fn started(command: &mut Command) -> Self {
+        let mut child = command.env("NO_COLOR", "1").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let log = Arc::new(Mutex::new(String::new()));
         let (tell, told) = mpsc::channel();
@@ -222,11 +231,9 @@ impl Running {
         let reader = std::thread::spawn(move || {
             let mut line = String::new();
             while stderr.read_line(&mut line).is_ok_and(|n| n > 0) {
-                if line.contains("health and metrics over HTTP")
-                    && let Some((_, rest)) = line.split_once("address=")
-                {
+                if let Some((_, rest)) = line.split_once("dashboard on http://") {
                     // The test may have stopped waiting.
-                    let _ = tell.send(rest.split_whitespace().next().unwrap_or_default().to_owned());
+                    let _ = tell.send(rest.split(['/', ';']).next().unwrap_or_default().to_owned());
                 }
                 into.lock().unwrap().push_str(&line);
                 line.clear();
@@ -253,6 +260,10 @@ impl Running {
 
     pub(crate) fn wait_ready(&self) {
         wait_for("the relay is ready", || (self.get("/readyz").0 == 200).then_some(()));
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, name: &str) {

@@ -9,6 +9,7 @@
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
+//! | `alerts.rs` | how alerts stand, what happened, whom to tell; what is measured for them |
 //! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 //! | `overview.rs` | what a dashboard asks about the tables as a whole |
@@ -24,6 +25,8 @@ use crate::message::Checked;
 
 #[cfg(feature = "relay")]
 pub(crate) mod adopted;
+#[cfg(feature = "relay")]
+mod alerts;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
 #[cfg(feature = "relay")]
@@ -47,6 +50,8 @@ mod runs;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
+#[cfg(feature = "relay")]
+pub use alerts::*;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) use deadline::*;
 #[cfg(feature = "relay")]

@@ -12,10 +12,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
-    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
-    OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
-    search,
+    Action, Ahead, AlertStore, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination,
+    House, HousePoll, HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES,
+    ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep,
+    exactly, on, opened, search,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -660,11 +660,15 @@ impl Store for MySqlStore {
         &self.passed
     }
 
-    fn overview(&self) -> &dyn OverviewStore {
+    fn overview(&self) -> &dyn crate::store::OverviewStore {
         self
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn alerts(&self) -> &dyn AlertStore {
         self
     }
 

@@ -10,10 +10,10 @@ use super::now;
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
-    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
-    OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted,
-    exactly, no_trigger, on, search,
+    Action, Ahead, AlertStore, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination,
+    House, HousePoll, HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES,
+    ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep,
+    Wanted, exactly, no_trigger, on, opened, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -566,11 +566,15 @@ impl Store for SqliteStore {
         &self.passed
     }
 
-    fn overview(&self) -> &dyn OverviewStore {
+    fn overview(&self) -> &dyn crate::store::OverviewStore {
         self
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn alerts(&self) -> &dyn AlertStore {
         self
     }
 

@@ -48,6 +48,9 @@ async fn a_newer_schema_is_left_alone<T: StoreDb>(db: &Fresh<T>) {
 /// Takes away what versions 4 and 5 added.
 async fn without_groups<T: StoreDb>(db: &Fresh<T>) {
     db.run("ALTER TABLE {audit} DROP COLUMN amount").await;
+    for table in ["alert", "alert_event", "alert_notice", "alert_silence", "alert_report"] {
+        db.run(&format!("DROP TABLE {{{table}}}")).await;
+    }
     for table in ["group", "run", "duty"].iter().chain((T::NAME != "sqlite").then_some(&"adopted")) {
         db.run(&format!("DROP TABLE {{{table}}}")).await;
     }

@@ -1,6 +1,7 @@
 //! What every store has to do, one behaviour per file.
 
 mod admin;
+mod alerts;
 mod duty;
 mod groups;
 mod house;
@@ -9,6 +10,7 @@ mod membership;
 mod migrate;
 mod order;
 mod outcomes;
+mod overview;
 mod partitions;
 mod problems;
 mod publish;
