@@ -9,6 +9,7 @@
 //! | `upkeep.rs` | partitions ahead, what is wrong with the tables, resizing houses; not in SQLite, where each is next to nothing |
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
+//! | `retention.rs` | taking old rows out |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 
 use std::future::Future;
@@ -33,6 +34,8 @@ pub(crate) mod postgres;
 #[cfg(feature = "relay")]
 mod relay;
 #[cfg(feature = "relay")]
+mod retention;
+#[cfg(feature = "relay")]
 mod runs;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
@@ -45,6 +48,8 @@ pub use insert::{InsertStatement, Param};
 pub use passed::Passed;
 #[cfg(feature = "relay")]
 pub use relay::*;
+#[cfg(feature = "relay")]
+pub use retention::*;
 #[cfg(feature = "relay")]
 pub use runs::*;
 

@@ -14,7 +14,7 @@ use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
     Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
-    RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -651,6 +651,10 @@ impl Store for MySqlStore {
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn retention(&self) -> &dyn RetentionStore {
         self
     }
 

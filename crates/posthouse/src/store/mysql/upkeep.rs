@@ -16,7 +16,7 @@ const NO_SUCH_USER: u16 = 1449;
 const PARTITION_EXISTS: u16 = 1517;
 
 /// The number of the newest id's partition, and the numbers of all partitions, ascending.
-async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
+pub(super) async fn ahead(conn: &mut MySqlConnection, tables: &Tables) -> Result<(i64, Vec<i64>), Error> {
     // MySQL keeps this number for a day unless told otherwise; MariaDB skips the comment, as it knows no such variable.
     sqlx::raw_sql("SET @posthouse = 1 /*!80000 , SESSION information_schema_stats_expiry = 0 */").execute(&mut *conn).await?;
     let next: Option<i64> = sqlx::query_scalar(

@@ -12,7 +12,7 @@ use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
     Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
-    RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger, on,
+    RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger, on,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -544,6 +544,10 @@ impl Store for SqliteStore {
     }
 
     fn runs(&self) -> &dyn RunStore {
+        self
+    }
+
+    fn retention(&self) -> &dyn RetentionStore {
         self
     }
 

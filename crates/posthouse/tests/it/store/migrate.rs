@@ -48,7 +48,8 @@ async fn a_newer_schema_is_left_alone<T: StoreDb>(db: &Fresh<T>) {
 /// Takes away what versions 4 and 5 added.
 async fn without_groups<T: StoreDb>(db: &Fresh<T>) {
     db.run("ALTER TABLE {audit} DROP COLUMN amount").await;
-    for table in ["group", "run", "duty"].iter().chain((T::NAME != "sqlite").then_some(&"adopted")) {
+    let not_in_sqlite = ["adopted", "retired"].iter().filter(|_| T::NAME != "sqlite");
+    for table in ["group", "run", "duty", "archive"].iter().chain(not_in_sqlite) {
         db.run(&format!("DROP TABLE {{{table}}}")).await;
     }
     for column in ["houses", "run_houses"] {
