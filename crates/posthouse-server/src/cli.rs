@@ -1,12 +1,13 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use posthouse::store::{InboxStatus, MessageStatus};
 
 use crate::demo::DemoArgs;
+use crate::output::now_ms;
 
 const AFTER: &str = "\
 Configuration: the file given with -c, else ./posthouse.toml, else one database from --database or \
@@ -76,6 +77,9 @@ pub(crate) enum Command {
     /// Look at groups of houses, run them now, stop or pause them
     #[command(subcommand)]
     Groups(Groups),
+    /// Take old messages out of the databases, and look at what went
+    #[command(subcommand)]
+    Retention(RetentionCommand),
     /// Look at runs of groups
     #[command(subcommand)]
     Runs(Runs),
@@ -140,6 +144,19 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+/// A moment, in milliseconds since 1970 UTC.
+fn time(text: &str) -> Result<i64, String> {
+    let far = || "lies too far away".to_owned();
+    if let Ok(ago) = humantime::parse_duration(text) {
+        return i64::try_from(ago.as_millis()).ok().and_then(|ms| now_ms().checked_sub(ms)).ok_or_else(far);
+    }
+    let day = if text.contains(['T', ' ']) { text.to_owned() } else { format!("{text}T00:00:00Z") };
+    let at = humantime::parse_rfc3339_weak(&day)
+        .map_err(|_| "is no time; write 2026-03-01, 2026-03-01T08:00:00Z (UTC), or how long ago, such as 2h".to_owned())?;
+    let since = at.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| far())?;
+    i64::try_from(since.as_millis()).map_err(|_| far())
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Messages {
     /// List messages, newest first
@@ -152,6 +169,18 @@ pub(crate) enum Messages {
         /// Only this message id
         #[arg(long)]
         id: Option<String>,
+        /// Only those created at this time or later: "2026-03-01", "2026-03-01T08:00:00Z", or how long ago, such as "2h"
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        since: Option<i64>,
+        /// Only those created before this time, written in the same ways
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        until: Option<i64>,
+        /// Only those with this text in id, key, type, destination, last error or payload
+        #[arg(long)]
+        text: Option<String>,
+        /// How long to search for what no index leads to
+        #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+        within: Duration,
         /// At most this many
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         limit: u32,
@@ -258,6 +287,18 @@ pub(crate) enum Inbox {
         /// Only this consumer
         #[arg(long, value_name = "NAME")]
         consumer: Option<String>,
+        /// Only those first seen at this time or later: "2026-03-01", "2026-03-01T08:00:00Z", or how long ago, such as "2h"
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        since: Option<i64>,
+        /// Only those first seen before this time, written in the same ways
+        #[arg(long, value_name = "TIME", value_parser = time)]
+        until: Option<i64>,
+        /// Only those with this text in id, key, type, source, last error or payload
+        #[arg(long)]
+        text: Option<String>,
+        /// How long to search for what no index leads to
+        #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+        within: Duration,
         /// At most this many
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         limit: u32,
@@ -388,6 +429,36 @@ pub(crate) enum Groups {
     Resume {
         /// The group
         name: String,
+    },
+}
+
+const RETENTION_RUN: &str = "\
+Messages that aren't delivered never go. The relay does the same by itself, as often as retention.every says; only one process \
+does it at a time.
+
+Exit codes: 0 all that is over its term is gone, or would be; 1 something could not go yet, or another process is at it; \
+2 configuration; 3 a database can't be reached.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RetentionCommand {
+    /// Take out what is over its term, now
+    #[command(after_help = RETENTION_RUN)]
+    Run {
+        /// Say what would go, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show the log's partitions, what went, and the files of the archive
+    Status {
+        /// At most this many of those that went, and of files
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
+    },
+    /// Read files of the archive back and compare them with what was written
+    Verify {
+        /// At most this many, the newest first
+        #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
     },
 }
 

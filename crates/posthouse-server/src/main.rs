@@ -1,5 +1,6 @@
 //! `posthouse`: the relay of the transactional outbox as a program, and what people need around it.
 
+mod api;
 mod cli;
 mod commands;
 mod config;
@@ -8,6 +9,8 @@ mod demo;
 mod failure;
 mod health;
 mod http;
+mod mask;
+mod ops;
 mod output;
 #[cfg(feature = "xxl-job")]
 mod xxl_job;
@@ -38,6 +41,7 @@ async fn main() -> ExitCode {
         Command::Inbox(command) => commands::inbox::run(&cli.global, command).await,
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
         Command::Groups(command) => commands::groups::run(&cli.global, command).await,
+        Command::Retention(command) => commands::retention::run(&cli.global, command).await,
         Command::Runs(command) => commands::runs::run(&cli.global, command).await,
         Command::Destinations => commands::destinations::run(&cli.global).await,
     };

@@ -10,6 +10,7 @@ pub(crate) mod migrate;
 mod payload;
 pub(crate) mod publish;
 pub(crate) mod relay;
+pub(crate) mod retention;
 pub(crate) mod runs;
 
 use std::io::{BufRead, IsTerminal, Write};
@@ -73,7 +74,12 @@ fn known_destination(config: &Config, destination: &str, any: bool) -> Result<()
 
 /// Who acts, for the audit log.
 fn actor(by: &By) -> String {
-    by.actor.clone().or_else(|| whoami::username().ok()).filter(|a| !a.is_empty()).unwrap_or_else(|| "unknown".into())
+    by.actor.clone().filter(|a| !a.is_empty()).unwrap_or_else(user)
+}
+
+/// The name of the user, for the audit log.
+fn user() -> String {
+    whoami::username().ok().filter(|a| !a.is_empty()).unwrap_or_else(|| "unknown".into())
 }
 
 /// Draws on stderr, and not at all where that is no terminal.

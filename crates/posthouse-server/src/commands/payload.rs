@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::ops::payload::dump;
 use crate::output::{self, clean, clean_lines};
 
 /// How much of a payload is shown unless all of it is asked for.
@@ -52,16 +53,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Offset, 16 bytes, and what of them is plain ASCII.
-fn dump(bytes: &[u8]) -> String {
-    let lines = bytes.chunks(16).enumerate().map(|(n, chunk)| {
-        let hex: Vec<String> = chunk.iter().map(|b| format!("{b:02x}")).collect();
-        let ascii: String = chunk.iter().map(|b| if (0x20..0x7f).contains(b) { char::from(*b) } else { '.' }).collect();
-        format!("  {:06x}  {:<47}  {ascii}", n * 16, hex.join(" "))
-    });
-    lines.collect::<Vec<_>>().join("\n")
-}
-
 /// Headers as they are stored: a JSON object.
 pub(crate) fn say_headers(headers: &str) {
     output::say("\nheaders");
@@ -91,7 +82,7 @@ pub(crate) fn say(content_type: &str, all: &[u8], full: bool) {
             let text = clean_lines(text);
             output::say(&text.split('\n').map(|l| format!("  {l}")).collect::<Vec<_>>().join("\n"));
         }
-        None => output::say(&dump(shown)),
+        None => output::say(&dump(shown).split('\n').map(|l| format!("  {l}")).collect::<Vec<_>>().join("\n")),
     }
     if cut < whole.len() {
         output::say(&format!("  … {} more; --full shows all", output::bytes((whole.len() - cut) as i64)));
@@ -111,6 +102,6 @@ mod tests {
 
     #[test]
     fn binary_is_dumped_without_control_characters() {
-        assert_eq!(dump(b"\x1b[2J\xffab"), format!("  000000  {:<47}  .[2J.ab", "1b 5b 32 4a ff 61 62"));
+        assert_eq!(dump(b"\x1b[2J\xffab"), format!("000000  {:<47}  .[2J.ab", "1b 5b 32 4a ff 61 62"));
     }
 }

@@ -10,12 +10,20 @@ use super::groups::among;
 use super::problem::{Problem, join};
 use super::redact;
 use super::shape::{Walk, suggest};
-use super::{Config, DatabaseConfig, TransportConfig};
+use super::{Config, DatabaseConfig, TransportConfig, server};
 use crate::database::Target;
 
 pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
     let mut found = Vec::new();
     told(config.relay.problems(), "relay", walk, &mut found);
+    if let Some(retention) = &config.retention {
+        told(retention.problems(), "retention", walk, &mut found);
+    }
+    for (name, database) in config.databases.iter().filter(|(_, d)| d.retention != config.retention) {
+        if let Some(retention) = &database.retention {
+            told(retention.problems(), &join(&join("databases", name), "retention"), walk, &mut found);
+        }
+    }
     for (name, settings) in &config.transports {
         let at = join("transports", name);
         told(settings.problems(), &at, walk, &mut found);
@@ -73,15 +81,7 @@ pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
             }
         }
     }
-    let listen = config.server.listen;
-    if !listen.ip().is_loopback() && !config.server.allow_public && !doubtful(walk, "allow_public") {
-        let reason = "can be reached from other machines, and this version has no authentication: everybody there could read \
-                      health and metrics, names of destinations included";
-        found.push(
-            Problem::new("server.listen", Some(format!("\"{listen}\"")), reason)
-                .fix("listen = \"127.0.0.1:8420\", or allow_public = true if a firewall or proxy guards it"),
-        );
-    }
+    server::relations(&config.server, |key| doubtful(walk, key), walk, &mut found);
     walk.problems.extend(found);
 }
 

@@ -3,8 +3,11 @@
 pub(crate) mod check;
 mod expand;
 mod groups;
+mod masks;
 mod problem;
 mod redact;
+mod secret;
+mod server;
 mod shape;
 mod show;
 mod transport;
@@ -12,10 +15,9 @@ mod transport;
 mod xxl_job;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use posthouse::{Adopted, Group, RelaySettings, Route};
+use posthouse::{Adopted, Group, RelaySettings, RetentionSettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -23,15 +25,19 @@ use toml::{Table, Value};
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::groups::database_of;
 pub(crate) use self::groups::{among, trigger_text};
+use self::masks::MaskConfig;
 pub(crate) use self::problem::Problem;
 use self::problem::join;
 pub(crate) use self::redact::url as redact_url;
+pub(crate) use self::secret::Secret;
+pub(crate) use self::server::ServerConfig;
 use self::shape::Walk;
 pub(crate) use self::shape::suggest;
 pub(crate) use self::transport::TransportConfig;
 #[cfg(feature = "xxl-job")]
 pub(crate) use self::xxl_job::XxlJobConfig;
 use crate::failure::Failure;
+use crate::mask::Masks;
 use crate::output::count;
 
 /// Read when no file is named.
@@ -56,7 +62,13 @@ pub(crate) struct Config {
     /// Tables of other applications, by the name of their mapping.
     pub(crate) adopted: BTreeMap<String, Adopted>,
     pub(crate) relay: RelaySettings,
+    /// For databases that have none of their own. None: nothing is removed.
+    pub(crate) retention: Option<RetentionSettings>,
     pub(crate) server: ServerConfig,
+    /// As they are written.
+    written_masks: Vec<MaskConfig>,
+    /// What people must not see.
+    pub(crate) masks: Masks,
     /// None: no executor for an XXL-JOB admin.
     #[cfg(feature = "xxl-job")]
     pub(crate) xxl_job: Option<XxlJobConfig>,
@@ -91,6 +103,9 @@ pub(crate) struct DatabaseConfig {
     pub(crate) tables: Option<Vec<String>>,
     pub(crate) schema: Option<String>,
     pub(crate) houses: Option<u16>,
+    /// What stands under `retention` in the file, with what stands under `[retention]` where it says nothing.
+    #[serde(skip)]
+    pub(crate) retention: Option<RetentionSettings>,
 }
 
 fn prefix() -> String {
@@ -108,7 +123,7 @@ impl std::fmt::Debug for DatabaseConfig {
 
 impl DatabaseConfig {
     fn of_url(url: String) -> Self {
-        Self { url, prefix: prefix(), tables: None, schema: None, houses: None }
+        Self { url, prefix: prefix(), tables: None, schema: None, houses: None, retention: None }
     }
 
     /// The prefix of each set of tables.
@@ -120,20 +135,6 @@ impl DatabaseConfig {
         let Some(tables) = &self.tables else { return vec![(name.to_owned(), self.clone())] };
         let one = |prefix: &String| (format!("{name}/{prefix}"), Self { prefix: prefix.clone(), tables: None, ..self.clone() });
         tables.iter().map(one).collect()
-    }
-}
-
-/// `[server]`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct ServerConfig {
-    pub(crate) listen: SocketAddr,
-    pub(crate) allow_public: bool,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8420)), allow_public: false }
     }
 }
 
@@ -164,7 +165,7 @@ pub(crate) fn load(file: Option<&Path>, database: Option<&str>) -> Result<Config
     let given = database.filter(|d| d.contains(':')).map(str::to_owned);
     let given = given.or_else(|| env(DATABASE_VARIABLE).filter(|url| !url.is_empty() && config.databases.is_empty()));
     if let Some(url) = given {
-        let only = DatabaseConfig::of_url(url);
+        let only = DatabaseConfig { retention: config.retention.clone(), ..DatabaseConfig::of_url(url) };
         let mut problems = Vec::new();
         check::database("--database", &only, &BTreeMap::new(), &mut problems);
         if !problems.is_empty() {
@@ -227,7 +228,9 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let transports = transports(&mut walk, table.remove("transports"));
     let named: Vec<String> =
         table.get("databases").and_then(Value::as_table).map(|t| t.keys().cloned().collect()).unwrap_or_default();
-    let databases: BTreeMap<String, DatabaseConfig> =
+    let general = table.remove("retention");
+    let own = own_retention(table.get_mut("databases"));
+    let mut databases: BTreeMap<String, DatabaseConfig> =
         sections(&mut walk, "databases", table.remove("databases"), |walk, at, t| {
             // Without a URL the rest can't be judged; if there was a wrong one, that has been told.
             let url = t.contains_key("url");
@@ -241,12 +244,19 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         });
     walk.broken_databases = named.into_iter().filter(|name| !databases.contains_key(name)).collect();
     let written = groups::read(&mut walk, table.remove("groups"));
+    let retention = retention(&mut walk, "retention", general.as_ref(), None);
+    for (name, database) in &mut databases {
+        database.retention = match own.get(name) {
+            Some(own) => self::retention(&mut walk, &join(&join("databases", name), "retention"), general.as_ref(), Some(own)),
+            None => retention.clone(),
+        };
+    }
     let groups = written.iter().filter_map(|w| w.group.clone()).collect();
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
     let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
     let relay: RelaySettings = section(&mut walk, "relay", table.remove("relay"));
-    let listen_shown = walk.shown.get("server.listen").cloned();
-    let server = server(&mut walk, table.remove("server"), listen_shown);
+    let server = server::section(&mut walk, table.remove("server"));
+    let (written_masks, masks) = masks::read(&mut walk, table.remove("masks"));
     #[cfg(feature = "xxl-job")]
     let xxl_job = xxl_job::section(&mut walk, table.remove("xxl_job"));
     #[cfg(not(feature = "xxl-job"))]
@@ -262,7 +272,10 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         groups,
         adopted,
         relay,
+        retention,
         server,
+        written_masks,
+        masks,
         #[cfg(feature = "xxl-job")]
         xxl_job,
     };
@@ -271,6 +284,21 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     walk.problems.extend(found);
     check::relations(&config, &mut walk);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
+}
+
+/// What databases say about retention themselves, taken out of them.
+fn own_retention(databases: Option<&mut Value>) -> BTreeMap<String, Value> {
+    let databases = databases.and_then(Value::as_table_mut).into_iter().flatten();
+    databases.filter_map(|(name, database)| Some((name.clone(), database.as_table_mut()?.remove("retention")?))).collect()
+}
+
+/// What is said for one database goes before what is said for all, key by key.
+fn retention(walk: &mut Walk<'_>, at: &str, general: Option<&Value>, own: Option<&Value>) -> Option<RetentionSettings> {
+    let mut both = Table::new();
+    for value in [general, own].into_iter().flatten().filter_map(Value::as_table) {
+        both.extend(value.clone());
+    }
+    if general.or(own).is_none() { None } else { typed(walk, at, Value::Table(both)) }
 }
 
 /// A table as the type it stands for. The walk has taken out what doesn't fit, so an error here is rare.
@@ -390,20 +418,4 @@ fn one_transport(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<Transp
         return None;
     }
     TransportConfig::of(&kind, walk, &at, table)
-}
-
-fn server(walk: &mut Walk<'_>, value: Option<Value>, shown: Option<String>) -> ServerConfig {
-    let mut out = ServerConfig::default();
-    let Some(Value::Table(table)) = value else { return out };
-    out.allow_public = table.get("allow_public").and_then(Value::as_bool).unwrap_or_default();
-    if let Some(listen) = table.get("listen").and_then(Value::as_str) {
-        match listen.parse() {
-            Ok(listen) => out.listen = listen,
-            Err(_) => walk.problems.push(
-                Problem::new("server.listen", shown, "must be an IP address and a port")
-                    .fix("listen = \"127.0.0.1:8420\", or \"[::1]:8420\""),
-            ),
-        }
-    }
-    out
 }

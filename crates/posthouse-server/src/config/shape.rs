@@ -34,6 +34,8 @@ pub(super) enum Shape {
     Whole(i64, i64),
     Number,
     Duration,
+    /// A length of time, or "never".
+    Term,
     Texts,
     OneOf(&'static [&'static str]),
     Table(Keys),
@@ -138,12 +140,32 @@ pub(super) const NATS: Shape = Shape::Table(&[
     ("ca_file", Shape::Text),
     ("connect_timeout", Shape::Duration),
 ]);
+const S3: Keys = &[
+    ("endpoint", Shape::Url),
+    ("region", Shape::Text),
+    ("access_key", Shape::Secret),
+    ("secret_key", Shape::Secret),
+    ("session_token", Shape::Secret),
+];
+const RETENTION: Keys = &[
+    ("sent", Shape::Term),
+    ("receipts", Shape::Term),
+    ("attempts", Shape::Term),
+    ("dedup", Shape::Term),
+    ("audit", Shape::Term),
+    ("every", Shape::Duration),
+    ("budget", Shape::Duration),
+    ("archive", Shape::Text),
+    ("format", Shape::OneOf(&["ndjson", "parquet"])),
+    ("s3", Shape::Table(S3)),
+];
 const DATABASE: Shape = Shape::Table(&[
     ("url", Shape::Url),
     ("prefix", Shape::Text),
     ("tables", Shape::Texts),
     ("schema", Shape::Text),
     ("houses", Shape::Whole(1, posthouse::store::MAX_HOUSES as i64)),
+    ("retention", Shape::Table(RETENTION)),
 ]);
 const XXL_JOB: Keys = &[
     ("admins", Shape::Urls),
@@ -197,6 +219,26 @@ const ADOPTED: Keys = &[
     ("lease", Shape::Duration),
     ("interval", Shape::Duration),
 ];
+const SERVER: Keys = &[
+    ("listen", Shape::Text),
+    ("allow_public", Shape::Bool),
+    ("token", Shape::Secret),
+    ("viewer_token", Shape::Secret),
+    ("metrics_token", Shape::Secret),
+    ("session_key", Shape::Secret),
+    ("session", Shape::Duration),
+    ("trusted_proxy_header", Shape::Text),
+    ("trusted_proxies", Shape::Texts),
+    ("operators", Shape::Texts),
+    ("hosts", Shape::Texts),
+];
+const MASK: Keys = &[
+    ("destinations", Shape::Texts),
+    ("consumers", Shape::Texts),
+    ("hide", Shape::Bool),
+    ("paths", Shape::Texts),
+    ("headers", Shape::Texts),
+];
 const ADOPTED_SHAPE: Shape = Shape::Table(ADOPTED);
 const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
 /// The whole file, but for transports: what they hold depends on their kind.
@@ -207,12 +249,14 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("groups", Shape::Tables(GROUP)),
     ("adopted", Shape::Named(&ADOPTED_SHAPE)),
     ("relay", Shape::Table(RELAY)),
-    ("server", Shape::Table(&[("listen", Shape::Text), ("allow_public", Shape::Bool)])),
+    ("retention", Shape::Table(RETENTION)),
+    ("server", Shape::Table(SERVER)),
+    ("masks", Shape::Tables(MASK)),
     ("xxl_job", Shape::Table(XXL_JOB)),
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 4] = ["retention", "alerts", "inbox", "server.token"];
+const LATER: [&str; 2] = ["alerts", "inbox"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {
@@ -309,7 +353,9 @@ impl<'a> Walk<'a> {
             let named = table.get("name").and_then(Value::as_str).filter(|name| !name.is_empty()).map(|name| join(at, name));
             // Two of one name are told apart by their numbers.
             let path = named.filter(|path| !self.groups.contains(path)).unwrap_or_else(|| format!("{at}[{place}]"));
-            self.groups.push(path.clone());
+            if at == "groups" {
+                self.groups.push(path.clone());
+            }
             self.table(&path, &Shape::Table(keys), table);
         }
     }
@@ -357,6 +403,7 @@ impl<'a> Walk<'a> {
         match fits(shape, value) {
             Ok(()) => true,
             Err((reason, fix)) => {
+                let fix = if matches!(shape, Shape::Tables(_)) { fix.replace("NAME", key) } else { fix };
                 let problem = Problem::new(at, Some(shown), reason);
                 self.say(if fix.is_empty() { problem } else { problem.fix(fix) }, key);
                 false
@@ -425,6 +472,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         Shape::Whole(..) => "a whole number",
         Shape::Number => "a number",
         Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
+        Shape::Term => "a length of time in quotes, such as \"7d\", or \"never\"",
         Shape::Texts | Shape::Urls | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
         Shape::Property => "text, a number, or true or false",
         Shape::Any | Shape::Free => "text, a number, true or false, a list or a table",
@@ -462,11 +510,15 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
             *value = Value::Float(*n as f64);
             Ok(())
         }
-        (Shape::Duration, Value::String(text)) => match humantime::parse_duration(text) {
+        (Shape::Term, Value::String(text)) if text == "never" => Ok(()),
+        (Shape::Duration | Shape::Term, Value::String(text)) => match humantime::parse_duration(text) {
             Ok(_) => Ok(()),
             Err(e) => Err((
                 format!("is no length of time: {e}"),
-                "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
+                match shape {
+                    Shape::Term => "write a number and a unit, such as \"7d\", or \"never\"".into(),
+                    _ => "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
+                },
             )),
         },
         (Shape::Texts | Shape::Urls | Shape::Secrets, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
@@ -487,7 +539,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
                     let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
                     format!("write one of {}, or a table with {}", words.join(", "), keys.join(", "))
                 }
-                Shape::Tables(_) => "write [[groups]] above the keys of each group".into(),
+                Shape::Tables(_) => "write [[NAME]] above the keys of each".into(),
                 _ => String::new(),
             };
             Err((format!("is {}, must be {wanted}", kind(other)), fix))
@@ -551,6 +603,10 @@ mod tests {
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
         same(&Group::default(), GROUP, &[]);
+        same(&posthouse::RetentionSettings::default(), RETENTION, &[]);
+        same(&posthouse::S3Settings::default(), S3, &[]);
+        same(&super::super::ServerConfig::default(), SERVER, &[]);
+        same(&super::super::MaskConfig::default(), MASK, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);
         same(&CloudEvents::default(), CLOUDEVENTS, &[]);
         same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);

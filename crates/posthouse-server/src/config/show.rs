@@ -1,6 +1,6 @@
 //! `--print-config`: what is in effect, defaults included, without secrets.
 
-use posthouse::Route;
+use posthouse::{RetentionSettings, Route};
 use serde_json::{Map, Value, json};
 
 use super::redact::{self, REDACTED};
@@ -38,8 +38,14 @@ impl Config {
             default.remove("to");
         }
         let mut out = json!({ "databases": databases, "transports": transports, "routes": routes, "adopted": adopted, "relay": relay, "server": self.server });
+        if let Some(settings) = &self.retention {
+            out["retention"] = retention(settings);
+        }
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
+        }
+        if !self.written_masks.is_empty() {
+            out["masks"] = json!(self.written_masks);
         }
         #[cfg(feature = "xxl-job")]
         if let Some(xxl_job) = &self.xxl_job {
@@ -58,6 +64,23 @@ impl Config {
 fn database(database: &DatabaseConfig) -> Value {
     let mut shown = json!(database);
     shown["url"] = redact::url(&database.url).into();
+    if let Some(settings) = &database.retention {
+        shown["retention"] = retention(settings);
+    }
+    shown
+}
+
+fn retention(settings: &RetentionSettings) -> Value {
+    let mut shown = json!(settings);
+    let s3 = &settings.s3;
+    if let Some(endpoint) = &s3.endpoint {
+        shown["s3"]["endpoint"] = redact::url(endpoint).into();
+    }
+    for (key, value) in [("access_key", &s3.access_key), ("secret_key", &s3.secret_key), ("session_token", &s3.session_token)] {
+        if value.is_some() {
+            shown["s3"][key] = REDACTED.into();
+        }
+    }
     shown
 }
 

@@ -1,5 +1,9 @@
 //! Health, readiness and metrics over HTTP.
 
+mod auth;
+mod guard;
+mod limit;
+mod login;
 mod metrics;
 mod ready;
 mod server;
@@ -10,24 +14,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
+use axum::{Extension, Router};
 use posthouse::store::{Backlog, Store};
 use posthouse::{AdoptedRelay, AdoptedStats, Relay, RelayStats};
 #[cfg(feature = "xxl-job")]
 use posthouse::{Run, RunReport};
 use serde::{Deserialize, Serialize};
 
+use crate::api;
 use crate::config::Config;
 use crate::database::Database;
 use crate::failure::Failure;
 use crate::health::{self, Health};
+use crate::ops::Refused;
+use crate::ops::bulk::Bulks;
 use posthouse::store::InboxStore;
 
+use self::auth::Auth;
 pub(crate) use self::server::Server;
+pub(crate) use self::who::{By, Role, Who};
 
 /// How old the backlog that metrics tell may be: counting it reads the whole pending set.
 const BACKLOG_AGE: Duration = Duration::from_secs(10);
@@ -45,6 +55,8 @@ pub(crate) struct Served {
     pub(crate) adopted: Vec<Arc<ServedAdopted>>,
     /// Whether this process relays; otherwise it only shows.
     pub(crate) relaying: bool,
+    /// Actions that are going in the background.
+    pub(crate) bulks: Bulks,
     /// Told to stop.
     pub(crate) draining: AtomicBool,
 }
@@ -114,7 +126,6 @@ impl ServedRelay {
     }
 
     /// What consumers received. Connects when it is asked something.
-    #[expect(dead_code, reason = "the pages will ask")]
     pub(crate) fn inbox(&self) -> Result<Arc<dyn InboxStore>, Failure> {
         self.database.inbox()
     }
@@ -173,24 +184,34 @@ impl ServedRelay {
 }
 
 fn router(served: Arc<Served>) -> Router {
-    Router::new()
+    let auth = Arc::new(Auth::new(&served.config.server));
+    // Who asks must be known.
+    let known = Router::new()
         .route(
             "/",
             get(|| async {
                 "posthouse\n\n/healthz       the process is alive\n/readyz        its relays work\n/destinations  how destinations stand\n/metrics       for Prometheus\n"
             }),
         )
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
+        .route(login::LOGOUT, post(login::log_out_of))
+        .merge(api::router())
+        .layer(from_fn_with_state(auth.clone(), guard::known));
+    let measured = Router::new()
         .route("/destinations", get(destinations))
         .route("/metrics", get(metrics))
-        .layer(axum::middleware::from_fn(who::known))
-        .with_state(served)
+        .layer(from_fn_with_state(auth.clone(), guard::measured));
+    let login = Router::new().route(login::LOGIN, get(login::form).post(login::log_in)).with_state(auth.clone());
+    // Open to everybody who can connect.
+    let open = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz)).layer(Extension(auth));
+    Router::new().merge(known).merge(measured).merge(open).with_state(served).merge(login).layer(from_fn(guard::told))
 }
 
-async fn readyz(State(served): State<Arc<Served>>) -> Response {
+/// The whole document for those who may read metrics; for others whether it is so.
+async fn readyz(State(served): State<Arc<Served>>, Extension(auth): Extension<Arc<Auth>>, request: Request) -> Response {
     let (ready, document) = ready::document(&served);
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let all = auth.may_measure(request.headers(), guard::peer(&request));
+    let document = if all { document } else { serde_json::json!({ "ready": ready }) };
     (status, JSON, format!("{document}\n")).into_response()
 }
 
@@ -249,8 +270,17 @@ impl Served {
             databases: databases.iter().map(|d| Arc::new(ServedRelay::new(d.clone()))).collect(),
             adopted,
             relaying,
+            bulks: Bulks::default(),
             draining: AtomicBool::new(false),
         }
+    }
+
+    /// The database of this name.
+    pub(crate) fn database(&self, name: &str) -> Result<&Arc<ServedRelay>, Refused> {
+        self.databases.iter().find(|d| d.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.databases.iter().map(|d| d.name.as_str()).collect();
+            Refused::missing(format!("there is no database {name:?}; there are {}", known.join(", ")))
+        })
     }
 
     fn draining(&self) -> bool {

@@ -17,6 +17,7 @@ const END: Duration = Duration::from_secs(1);
 /// A running HTTP server.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    served: Arc<Served>,
     end: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -31,7 +32,8 @@ impl Server {
         let address = listener.local_addr().unwrap_or(listen);
         tracing::info!(%address, "health and metrics over HTTP");
         if !address.ip().is_loopback() {
-            tracing::warn!(%address, "health and metrics can be read by other machines (server.allow_public)");
+            let pages = if served.config.server.knows_people() { "to those who log in" } else { "to nobody" };
+            tracing::info!(%address, pages, "this address can be reached from other machines");
         }
         let (end, ended) = oneshot::channel::<()>();
         let app = router(served.clone()).into_make_service_with_connect_info::<SocketAddr>();
@@ -44,11 +46,12 @@ impl Server {
                 tracing::error!(error = %e, "the HTTP server ended");
             }
         });
-        Ok(Self { address, end, task })
+        Ok(Self { address, served: served.clone(), end, task })
     }
 
-    /// Lets answers finish, for a moment.
+    /// Stops what goes on in the background, and lets answers finish, for a moment.
     pub(crate) async fn stop(self) {
+        self.served.bulks.close().await;
         // The receiver is gone only when the server has ended by itself.
         let _ = self.end.send(());
         let mut task = self.task;

@@ -1,13 +1,13 @@
 //! Who asks, and what they may do.
 
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::middleware::Next;
-use axum::response::Response;
+use serde::{Deserialize, Serialize};
 
 /// What somebody may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
     /// Look.
     Viewer,
@@ -15,13 +15,28 @@ pub(crate) enum Role {
     Operator,
 }
 
-/// Who asks. Every handler behind [`known`] can take it.
+/// How somebody was recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum By {
+    /// On the machine itself, where no token is set.
+    Local,
+    /// Sent a token.
+    Token,
+    /// Logged in.
+    Login,
+    /// A trusted proxy says so.
+    Proxy,
+}
+
+/// Who asks. Every handler behind [`known`](super::guard::known) can take it.
 #[derive(Debug, Clone)]
 pub(crate) struct Who {
     /// For the audit log.
     pub(crate) name: String,
     pub(crate) role: Role,
-    /// What forms of this person must send back as the header `X-CSRF-Token`.
+    pub(crate) by: By,
+    /// What forms of this person must send back, as the header `X-CSRF-Token` or the field `csrf`.
     pub(crate) csrf: String,
 }
 
@@ -31,10 +46,4 @@ impl<S: Sync> FromRequestParts<S> for Who {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
         parts.extensions.get::<Self>().cloned().ok_or(StatusCode::UNAUTHORIZED)
     }
-}
-
-/// Finds out who asks, and refuses strangers.
-pub(crate) async fn known(mut request: Request, next: Next) -> Response {
-    request.extensions_mut().insert(Who { name: "local".into(), role: Role::Operator, csrf: String::new() });
-    next.run(request).await
 }

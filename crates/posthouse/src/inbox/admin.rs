@@ -8,7 +8,9 @@ use futures_util::future::BoxFuture;
 use super::Inbox;
 use super::process::step;
 use crate::Error;
-use crate::store::{Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, on};
+use crate::store::{
+    Backend, InboxAction, InboxBacklog, InboxDetail, InboxFilter, InboxRow, InboxStore, Listed, on, search_received,
+};
 
 pub(super) struct Admin<DB: Backend>(pub(super) Inbox<DB>);
 
@@ -19,10 +21,10 @@ impl<DB: Backend> fmt::Debug for Admin<DB> {
 }
 
 impl<DB: Backend> InboxStore for Admin<DB> {
-    fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Vec<InboxRow>, Error>> {
+    fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Listed<InboxRow, (String, String)>, Error>> {
         let inbox = &self.0;
         on!(inbox.outbox.pool(), inbox.deadline(), "listing received messages", |c| {
-            DB::inbox_list(c, inbox.tables(), filter).await
+            search_received::<DB>(c, inbox.tables(), filter).await
         })
     }
 

@@ -40,7 +40,6 @@ pub struct RetentionSettings {
     pub budget: Duration,
     /// Where messages are written before they are removed: `file:///directory` or `s3://bucket/prefix`. None: nowhere, they are
     /// gone.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub archive: Option<String>,
     /// What archives are written as.
     pub format: ArchiveFormat,
@@ -83,19 +82,14 @@ impl ArchiveFormat {
 #[non_exhaustive]
 pub struct S3Settings {
     /// `https://host` of a service that speaks S3; AWS by default. With one, the bucket stands in the path of its addresses.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// Region; `us-east-1` if nothing says another one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
     /// Access key.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub access_key: Option<String>,
     /// Secret key.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_key: Option<String>,
     /// Token of temporary credentials.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub session_token: Option<String>,
 }
 

@@ -9,7 +9,7 @@ mod asked {
     use serde::{Deserialize, Serialize};
 
     use crate::Error;
-    use crate::store::Tables;
+    use crate::store::{Listed, Tables};
 
     /// The states of a received message.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -183,7 +183,18 @@ mod asked {
         pub status: Option<InboxStatus>,
         /// Only this type.
         pub kind: Option<String>,
-        /// Only those after this consumer and message id (the last of the page before).
+        /// Only those first seen at this time or later, microseconds since 1970 UTC.
+        pub first_after_us: Option<i64>,
+        /// Only those first seen before this time, microseconds since 1970 UTC.
+        pub first_before_us: Option<i64>,
+        /// Only those with this text in message id, type, key, last error, source or payload, byte for byte.
+        pub text: Option<String>,
+        /// Payloads are not searched for text.
+        pub sealed: bool,
+        /// How long to search when no index leads to what is wanted. None: [`LIST_TIME`](crate::store::LIST_TIME), with text
+        /// [`TEXT_TIME`](crate::store::TEXT_TIME).
+        pub within: Option<Duration>,
+        /// Only those after this consumer and message id (where the page before says that the next one begins).
         pub after: Option<(String, String)>,
         /// At most this many. 1 to 10 000.
         pub limit: u32,
@@ -225,7 +236,7 @@ mod asked {
     /// What people ask of the inboxes of a set of tables. Every call has a deadline inside.
     pub trait InboxStore: Send + Sync + fmt::Debug {
         /// Received messages by consumer and message id.
-        fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Vec<InboxRow>, Error>>;
+        fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Listed<InboxRow, (String, String)>, Error>>;
         /// One received message.
         fn show<'a>(&'a self, consumer: &'a str, message_id: &'a str) -> BoxFuture<'a, Result<Option<InboxDetail>, Error>>;
         /// Applies an action to messages of a consumer, with an audit line each; answers the ids it applied to.
@@ -294,8 +305,10 @@ mod asked {
             fn inbox_purge(consumer: &'c str, older: Duration, from_us: i64, limit: u32) -> (u64, Option<i64>);
             /// Everything that is kept of one message.
             fn inbox_read(consumer: &'c str, id: &'c str) -> Option<InboxDetail>;
-            /// A page of rows.
-            fn inbox_list(filter: &'c InboxFilter) -> Vec<InboxRow>;
+            /// Rows that the filter wants, up to this key and this one included.
+            fn inbox_list(filter: &'c InboxFilter, upto: Option<&'c (String, String)>) -> Vec<InboxRow>;
+            /// The key of the last of the next `n` rows among which the filter looks; None: there are fewer.
+            fn inbox_step(filter: &'c InboxFilter, n: u32) -> Option<(String, String)>;
             /// Applies an action to one row, with an audit line.
             fn inbox_act(consumer: &'c str, id: &'c str, action: InboxAction, actor: &'c str) -> bool;
             /// What isn't done.

@@ -11,6 +11,8 @@
 //! | `runs.rs` | runs of groups |
 //! | `retention.rs` | taking old rows out |
 //! | `duty.rs` | work that one instance does for all; audit lines |
+//!
+//! `listing.rs` pages through what people look for, with steps that each database does in its own way.
 
 use std::future::Future;
 
@@ -25,6 +27,8 @@ pub(crate) mod adopted;
 mod deadline;
 mod inbox;
 mod insert;
+#[cfg(any(feature = "relay", feature = "inbox"))]
+mod listing;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
 #[cfg(feature = "relay")]
@@ -44,6 +48,8 @@ pub(crate) mod sqlite;
 pub(crate) use deadline::*;
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
+#[cfg(any(feature = "relay", feature = "inbox"))]
+pub use listing::*;
 #[cfg(feature = "relay")]
 pub use passed::Passed;
 #[cfg(feature = "relay")]

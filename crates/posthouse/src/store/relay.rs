@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{Passed, RetentionStore, RunStore};
+use super::{Listed, Passed, RetentionStore, RunStore};
 use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
@@ -399,6 +399,8 @@ pub struct MessageDetail {
     /// The row.
     #[serde(flatten)]
     pub row: MessageRow,
+    /// The destination it was published to; an edit changes only the effective one.
+    pub published_to: String,
     /// Media type.
     pub content_type: String,
     /// Headers, as stored (JSON).
@@ -442,7 +444,18 @@ pub struct MessageFilter {
     pub key: Option<String>,
     /// Only this message id.
     pub message_id: Option<String>,
-    /// Only ids below this one (the last of the page before).
+    /// Only those created at this time or later, milliseconds since 1970 UTC.
+    pub created_after_ms: Option<i64>,
+    /// Only those created before this time, milliseconds since 1970 UTC.
+    pub created_before_ms: Option<i64>,
+    /// Only those with this text in message id, key, type, destination, last error or payload, byte for byte.
+    pub text: Option<String>,
+    /// Patterns of destinations whose payloads are not searched for text; see [`destination_matches`](super::destination_matches).
+    pub sealed: Vec<String>,
+    /// How long to search when no index leads to what is wanted. None: [`LIST_TIME`](super::LIST_TIME), with text
+    /// [`TEXT_TIME`](super::TEXT_TIME).
+    pub within: Option<Duration>,
+    /// Only ids below this one (where the page before says that the next one begins).
     pub before: Option<i64>,
     /// At most this many. 1 to 10 000.
     pub limit: u32,
@@ -510,6 +523,41 @@ pub struct Record<'a> {
     pub detail: &'a str,
     /// To how many messages; None where it isn't about messages.
     pub amount: Option<i64>,
+}
+
+/// A line of the audit log, as read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct AuditRow {
+    /// Line number.
+    pub id: i64,
+    /// Milliseconds since 1970 UTC.
+    pub at_ms: i64,
+    /// Who did it.
+    pub actor: String,
+    /// What.
+    pub action: String,
+    /// To which message; None where it isn't about one message of the outbox.
+    pub row_id: Option<i64>,
+    /// To what, or with what.
+    pub detail: Option<String>,
+    /// To how many messages; None in lines about one.
+    pub amount: Option<i64>,
+}
+
+/// Which lines of the audit log a list shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AuditFilter {
+    /// Only what this person did.
+    pub actor: Option<String>,
+    /// Only this action.
+    pub action: Option<String>,
+    /// Only about the message with this row id.
+    pub row_id: Option<i64>,
+    /// Only lines below this one (where the page before says that the next one begins).
+    pub before: Option<i64>,
+    /// At most this many. 1 to 10 000.
+    pub limit: u32,
 }
 
 /// How many messages there are per status and destination. SENT isn't counted here: it is the absence of a pending row.
@@ -601,7 +649,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// counted up to [`ORPHAN_ROWS`] each.
     fn rows_in<'a>(&'a self, ranges: &'a [(i32, i32)]) -> Reply<'a, Vec<(House, u64)>>;
     /// Messages by descending id.
-    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>>;
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Listed<MessageRow>>;
     /// One message by row id.
     fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>>;
     /// Applies an action to messages by row id, with an audit line each; answers the ids it applied to.
@@ -615,6 +663,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()>;
     /// Writes an audit line about something else than one message.
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()>;
+    /// Lines of the audit log, newest first. Looks through at most [`AUDIT_SCAN`](super::AUDIT_SCAN) of them.
+    fn audits<'a>(&'a self, filter: &'a AuditFilter) -> Reply<'a, Listed<AuditRow>>;
     /// Every house: number, owner, epoch, whether the owner's lease is valid, pending rows.
     fn houses(&self) -> Reply<'_, Vec<HouseRow>>;
     /// Changes the number of houses and re-houses every pending row under one lock; answers how many rows there were.

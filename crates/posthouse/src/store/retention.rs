@@ -191,12 +191,12 @@ pub struct OldPage {
 /// Looks for the first id whose message is young, in ids that are given out by and by: so a binary search finds it, save for
 /// what was published at about the same time. The caller asks for the first row at or behind `next`, and whether it is old.
 #[derive(Debug)]
-pub(crate) struct Search {
+pub(crate) struct Bisection {
     low: i64,
     high: i64,
 }
 
-impl Search {
+impl Bisection {
     pub(crate) fn new(lowest: i64, highest: i64) -> Self {
         Self { low: lowest, high: highest + 1 }
     }
@@ -389,7 +389,7 @@ mod tests {
         // Ids and whether they are old.
         let look = |rows: &[(i64, bool)]| {
             let (lowest, highest) = (rows[0].0, rows[rows.len() - 1].0);
-            let mut search = Search::new(lowest, highest);
+            let mut search = Bisection::new(lowest, highest);
             while let Some(at) = search.next() {
                 search.seen(at, rows.iter().find(|r| r.0 >= at).copied());
             }

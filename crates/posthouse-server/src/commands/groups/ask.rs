@@ -8,8 +8,10 @@ use posthouse::store::{RunFilter, RunRow, RunStatus, RunStore};
 use serde_json::{Value, json};
 
 use crate::cli::Global;
+use crate::commands::user;
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops::groups;
 use crate::output::{self, clean, count};
 
 /// How often the request is looked at.
@@ -52,7 +54,7 @@ async fn one(database: &Database, name: &str, within: Option<Duration>) -> Resul
     let (store, ..) = database.ready().await?;
     let runs = store.runs();
     let failure = |e: posthouse::Error| database.failure(&e);
-    let request = runs.request(name).await.map_err(failure)?;
+    let request = groups::ask(store.as_ref(), &user(), name).await.map_err(failure)?;
     let mut told = json!({ "database": database.name, "request": request });
     let Some(within) = within else {
         told["status"] = json!(RunStatus::Requested);
@@ -132,7 +134,7 @@ pub(super) async fn stop(global: &Global, databases: &[Database], name: &str) ->
     let mut told = Vec::new();
     for database in databases {
         let (store, ..) = database.ready().await?;
-        store.runs().stop(name).await.map_err(|e| database.failure(&e))?;
+        groups::tell_to_stop(store.as_ref(), &user(), name).await.map_err(|e| database.failure(&e))?;
         told.push(json!({ "database": database.name, "group": name, "stopped": true }));
         if !global.json {
             output::say(&format!("{}: runs of {} that are going now are told to stop", clean(&database.name), clean(name)));
@@ -148,7 +150,7 @@ pub(super) async fn pause(global: &Global, databases: &[Database], name: &str, p
     let mut told = Vec::new();
     for database in databases {
         let (store, ..) = database.ready().await?;
-        let changed = store.runs().pause(name, paused).await.map_err(|e| database.failure(&e))?;
+        let changed = groups::set_paused(store.as_ref(), &user(), name, paused).await.map_err(|e| database.failure(&e))?;
         told.push(json!({ "database": database.name, "group": name, "paused": paused, "changed": changed }));
         if !global.json {
             let what = match (paused, changed) {

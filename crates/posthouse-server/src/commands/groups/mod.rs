@@ -14,6 +14,7 @@ use crate::cli::{Global, Groups};
 use crate::config::{Config, trigger_text};
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops;
 use crate::output::{self, clean};
 
 /// How many due times are told ahead.
@@ -36,14 +37,8 @@ pub(crate) async fn run(global: &Global, command: Groups) -> Result<(), Failure>
 /// The databases that a group works on. `runs`: it must be one that has runs which can be asked for.
 fn of_group(config: &Config, name: &str, runs: bool) -> Result<Vec<Database>, Failure> {
     let group = config.group(name).map_err(Failure::usage)?;
-    match group.map(|g| &g.trigger) {
-        Some(Trigger::Continuous) if runs => {
-            return Err(Failure::not_so(format!("group {name:?} is continuous: it is sent from all the time, and has no runs")));
-        }
-        Some(Trigger::External) if runs => {
-            return Err(Failure::not_so(format!("group {name:?} is run by a scheduler outside, which owns its runs")));
-        }
-        _ => {}
+    if runs {
+        ops::groups::runnable(group.map(|g| &g.trigger), name).map_err(|refused| Failure::not_so(refused.text))?;
     }
     let mut databases = Vec::new();
     for (database, settings) in &config.sources() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use posthouse::store::{InboxAction, InboxFilter, InboxStatus, InboxStore};
+use posthouse::store::{InboxAction, InboxFilter, InboxStatus, InboxStore, Listed};
 use serde_json::json;
 
 use super::{named, resolve};
@@ -10,30 +10,13 @@ use crate::cli::{By, Global, WhichReceived};
 use crate::commands::{actor, capital, confirm, interrupted, progress};
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops::{CHUNK, inbox as received};
 use crate::output::{self, clean, count};
-
-/// Messages per transaction: large enough to be quick, small enough not to hold up the workers.
-const CHUNK: u32 = 500;
 
 fn verb(action: InboxAction) -> &'static str {
     match action {
         InboxAction::Requeue => "requeue",
         InboxAction::Skip => "skip",
-    }
-}
-
-fn done(action: InboxAction) -> &'static str {
-    match action {
-        InboxAction::Requeue => "requeued",
-        InboxAction::Skip => "skipped",
-    }
-}
-
-/// Why an action may leave a message out.
-fn why_not(action: InboxAction) -> &'static str {
-    match action {
-        InboxAction::Requeue => "only FAILED messages and those that wait for a retry can be requeued",
-        InboxAction::Skip => "messages that had their effect can't be changed",
     }
 }
 
@@ -55,8 +38,8 @@ pub(super) async fn run(
         consumer: which.consumer,
         status: which.filter.status.map(Into::into),
         kind: which.filter.kind,
-        after: None,
         limit: CHUNK,
+        ..InboxFilter::default()
     };
     all(global, database, store, filter, action, by).await
 }
@@ -94,13 +77,18 @@ async fn these(
     if global.json {
         output::json(&json!({ "action": verb(action), "changed": changed, "unchanged": left }));
     } else {
-        output::say(&format!("{} {}", done(action), count(changed.len(), "message")));
+        output::say(&format!("{} {}", received::done(action), count(changed.len(), "message")));
     }
     if left.is_empty() {
         return Ok(());
     }
     let told: Vec<String> = left.iter().take(20).cloned().collect();
-    let text = format!("left as they are: {}{}; {}", told.join(", "), if left.len() > 20 { ", …" } else { "" }, why_not(action));
+    let text = format!(
+        "left as they are: {}{}; {}",
+        told.join(", "),
+        if left.len() > 20 { ", …" } else { "" },
+        received::why_not(action)
+    );
     Err(Failure { printed: true, ..Failure::not_so(text) })
 }
 
@@ -114,15 +102,7 @@ async fn all(
     by: By,
 ) -> Result<(), Failure> {
     let status = filter.status.map_or("", InboxStatus::as_str);
-    match filter.status {
-        Some(InboxStatus::Success) => {
-            return Err(Failure::usage("SUCCESS messages had their effect, and it can't be taken back or had again"));
-        }
-        Some(InboxStatus::Retrying) if action == InboxAction::Requeue => {
-            return Err(Failure::usage("RETRYING messages are being run; skip them, or wait for what comes of it"));
-        }
-        _ => {}
-    }
+    received::can_act(&filter, action).map_err(|refused| Failure::usage(refused.text))?;
     if filter.consumer.is_some() {
         named(database, store, filter.consumer.clone()).await?;
     }
@@ -137,9 +117,7 @@ async fn all(
     let bar = progress(expected as u64);
     let (mut changed, mut seen) = (0, 0);
     loop {
-        let rows = store.list(&filter).await.map_err(|e| interrupted(database, &e, changed))?;
-        let Some(last) = rows.last() else { break };
-        filter.after = Some((last.consumer.clone(), last.message_id.clone()));
+        let Listed { rows, next, .. } = store.list(&filter).await.map_err(|e| interrupted(database, &e, changed))?;
         for of_one in rows.chunk_by(|a, b| a.consumer == b.consumer) {
             let ids: Vec<String> = of_one.iter().map(|r| r.message_id.clone()).collect();
             let acted = store.act(&of_one[0].consumer, &ids, action, &actor).await;
@@ -147,13 +125,17 @@ async fn all(
         }
         seen += rows.len();
         bar.inc(rows.len() as u64);
+        filter.after = next;
+        if filter.after.is_none() {
+            break;
+        }
     }
     bar.finish_and_clear();
     if global.json {
         output::json(&json!({ "action": verb(action), "changed": changed, "unchanged": seen - changed }));
     } else {
         let left = if seen > changed { format!("; {} changed meanwhile and were left", seen - changed) } else { String::new() };
-        output::say(&clean(&format!("{} {}{left}", done(action), count(changed, "message"))));
+        output::say(&clean(&format!("{} {}{left}", received::done(action), count(changed, "message"))));
     }
     Ok(())
 }
@@ -169,9 +151,11 @@ async fn expected(database: &Database, store: &dyn InboxStore, filter: &InboxFil
     let mut page = InboxFilter { limit: 10_000, ..filter.clone() };
     let mut counted = 0;
     loop {
-        let rows = store.list(&page).await.map_err(|e| database.failure(&e))?;
-        let Some(last) = rows.last() else { return Ok(counted) };
-        counted += rows.len();
-        page.after = Some((last.consumer.clone(), last.message_id.clone()));
+        let listed = store.list(&page).await.map_err(|e| database.failure(&e))?;
+        counted += listed.rows.len();
+        page.after = listed.next;
+        if page.after.is_none() {
+            return Ok(counted);
+        }
     }
 }

@@ -4,13 +4,14 @@ mod act;
 mod show;
 
 use comfy_table::{Cell, CellAlignment, Row, Table};
-use posthouse::store::{InboxAction, InboxDetail, InboxFilter, InboxRow, InboxStore};
+use posthouse::store::{InboxAction, InboxDetail, InboxFilter, InboxRow, InboxStore, Listed};
 use serde_json::json;
 
 use super::{load, one_database};
 use crate::cli::{Global, Inbox};
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops::inbox as received;
 use crate::output::{self, clean};
 
 /// A terminal of this width has room for all columns.
@@ -29,20 +30,36 @@ pub(crate) async fn run(global: &Global, command: Inbox) -> Result<(), Failure> 
     database.ready().await?;
     let store = database.inbox()?;
     match command {
-        Inbox::List { filter, consumer, limit, after } => {
+        Inbox::List { filter, consumer, since, until, text, within, limit, after } => {
             let after = match &after[..] {
                 [consumer, id] => Some((consumer.clone(), id.clone())),
                 _ => None,
             };
-            let filter = InboxFilter { consumer, status: filter.status.map(Into::into), kind: filter.kind, after, limit };
-            let rows = store.list(&filter).await.map_err(|e| database.failure(&e))?;
-            // A full page may have another one behind it.
-            let next = rows.last().filter(|_| rows.len() == limit as usize);
+            let filter = InboxFilter {
+                consumer,
+                status: filter.status.map(Into::into),
+                kind: filter.kind,
+                first_after_us: since.map(|ms| ms.saturating_mul(1_000)),
+                first_before_us: until.map(|ms| ms.saturating_mul(1_000)),
+                text,
+                within: Some(within),
+                after,
+                limit,
+                ..InboxFilter::default()
+            };
+            let Listed { rows, next, stopped } = store.list(&filter).await.map_err(|e| database.failure(&e))?;
             if global.json {
-                let next = next.map(|last| [&last.consumer, &last.message_id]);
-                output::json(&json!({ "database": database.name, "messages": rows, "next_after": next }));
+                output::json(&json!({ "database": database.name, "messages": rows, "next_after": next, "stopped": stopped }));
             } else {
-                list(&rows, next);
+                list(&rows);
+                let named = next.map(|(consumer, id)| format!("--after {} {}", word(&consumer), word(&id)));
+                match named {
+                    Some(next) if stopped => {
+                        output::say(&format!("\nstopped searching after {} (--within); go on with {next}", output::span(within)));
+                    }
+                    Some(next) => output::say(&format!("\nthere may be more: {next}")),
+                    None => {}
+                }
             }
             Ok(())
         }
@@ -52,7 +69,7 @@ pub(crate) async fn run(global: &Global, command: Inbox) -> Result<(), Failure> 
     }
 }
 
-fn list(rows: &[InboxRow], next: Option<&InboxRow>) {
+fn list(rows: &[InboxRow]) {
     let Some(first) = rows.first() else {
         output::say("no messages");
         return;
@@ -67,9 +84,6 @@ fn list(rows: &[InboxRow], next: Option<&InboxRow>) {
             output::say(&format!("{gap}received by {}", of_one.first().map_or("".into(), |r| clean(&r.consumer))));
             output::print_table(table(of_one, wide, false));
         }
-    }
-    if let Some(last) = next {
-        output::say(&format!("\nthere may be more: --after {} {}", word(&last.consumer), word(&last.message_id)));
     }
 }
 
@@ -128,20 +142,6 @@ fn word(text: &str) -> String {
     }
 }
 
-/// The consumers that have received anything: for each, the first row that lies behind those of the one before.
-async fn consumers(database: &Database, store: &dyn InboxStore) -> Result<Vec<String>, Failure> {
-    let mut found: Vec<String> = Vec::new();
-    loop {
-        // No name lies between one and the same with U+0001 behind it, because names have no NUL.
-        let after = found.last().map(|last| (format!("{last}\u{1}"), String::new()));
-        let filter = InboxFilter { after, limit: 1, ..InboxFilter::default() };
-        match store.list(&filter).await.map_err(|e| database.failure(&e))?.pop() {
-            Some(row) => found.push(row.consumer),
-            None => return Ok(found),
-        }
-    }
-}
-
 /// The message that a person named; a failure unless it is exactly one.
 async fn resolve(database: &Database, store: &dyn InboxStore, id: &str, consumers: &[String]) -> Result<InboxDetail, Failure> {
     let mut found = Vec::new();
@@ -163,7 +163,7 @@ async fn resolve(database: &Database, store: &dyn InboxStore, id: &str, consumer
 
 /// The consumer that a person named, or all there are.
 async fn named(database: &Database, store: &dyn InboxStore, consumer: Option<String>) -> Result<Vec<String>, Failure> {
-    let all = consumers(database, store).await?;
+    let all = received::consumers(store).await.map_err(|e| database.failure(&e))?;
     match consumer {
         None => Ok(all),
         Some(name) if all.contains(&name) => Ok(vec![name]),

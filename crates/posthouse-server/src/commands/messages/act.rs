@@ -10,26 +10,8 @@ use crate::cli::{By, Global, Which};
 use crate::commands::{actor, capital, confirm, interrupted, progress};
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops::{CHUNK, messages};
 use crate::output::{self, clean, count};
-
-/// Messages per transaction: large enough to be quick, small enough not to hold up the relay.
-const CHUNK: u32 = 500;
-
-fn done(action: &Action) -> &'static str {
-    match action {
-        Action::Requeue => "requeued",
-        Action::Skip => "skipped",
-        Action::Edit { .. } => "edited",
-    }
-}
-
-/// Why an action may leave a message out.
-fn why_not(action: &Action) -> &'static str {
-    match action {
-        Action::Requeue => "only FAILED messages and those that wait for a retry can be requeued",
-        Action::Skip | Action::Edit { .. } => "messages that are delivered can't be changed",
-    }
-}
 
 pub(super) async fn run(
     global: &Global,
@@ -80,14 +62,18 @@ pub(super) async fn these(
     if global.json {
         output::json(&json!({ "action": action.name(), "changed": changed, "unchanged": left }));
     } else {
-        output::say(&format!("{} {}", done(&action), count(changed.len(), "message")));
+        output::say(&format!("{} {}", messages::done(&action), count(changed.len(), "message")));
     }
     if left.is_empty() {
         return Ok(());
     }
     let rows: Vec<String> = left.iter().take(20).map(ToString::to_string).collect();
-    let text =
-        format!("left as they are: row {}{}; {}", rows.join(", "), if left.len() > 20 { ", …" } else { "" }, why_not(&action));
+    let text = format!(
+        "left as they are: row {}{}; {}",
+        rows.join(", "),
+        if left.len() > 20 { ", …" } else { "" },
+        messages::why_not(&action)
+    );
     Err(Failure { printed: true, ..Failure::not_so(text) })
 }
 
@@ -101,9 +87,7 @@ async fn all(
     by: By,
 ) -> Result<(), Failure> {
     let status = filter.status.map_or("", MessageStatus::as_str);
-    if status == "SENT" {
-        return Err(Failure::usage("SENT messages are delivered; to send one again, publish it again"));
-    }
+    messages::can_act(&filter, &action).map_err(|refused| Failure::usage(refused.text))?;
     let backlog = store.backlog().await.map_err(|e| database.failure(&e))?;
     let expected: i64 = backlog
         .iter()
@@ -126,20 +110,22 @@ async fn all(
     let bar = progress(expected as u64);
     let (mut changed, mut seen) = (0, 0);
     loop {
-        let rows = store.list(&filter).await.map_err(|e| interrupted(database, &e, changed))?;
-        let ids: Vec<i64> = rows.iter().map(|r| r.id).collect();
-        let Some(last) = ids.last() else { break };
-        filter.before = Some(*last);
+        let listed = store.list(&filter).await.map_err(|e| interrupted(database, &e, changed))?;
+        let ids: Vec<i64> = listed.rows.iter().map(|r| r.id).collect();
         changed += store.act(&ids, &action, &actor).await.map_err(|e| interrupted(database, &e, changed))?.len();
         seen += ids.len();
         bar.inc(ids.len() as u64);
+        filter.before = listed.next;
+        if filter.before.is_none() {
+            break;
+        }
     }
     bar.finish_and_clear();
     if global.json {
         output::json(&json!({ "action": action.name(), "changed": changed, "unchanged": seen - changed }));
     } else {
         let left = if seen > changed { format!("; {} changed meanwhile and were left", seen - changed) } else { String::new() };
-        output::say(&clean(&format!("{} {}{left}", done(&action), count(changed, "message"))));
+        output::say(&clean(&format!("{} {}{left}", messages::done(&action), count(changed, "message"))));
     }
     Ok(())
 }

@@ -3,8 +3,10 @@
 mod act;
 mod show;
 
+use std::time::Duration;
+
 use comfy_table::{Cell, CellAlignment, Row};
-use posthouse::store::{Action, MessageFilter, MessageRow, Store};
+use posthouse::store::{Action, Listed, MessageFilter, MessageRow, Store};
 use serde_json::json;
 
 use super::{known_destination, load, one_database};
@@ -12,6 +14,7 @@ use crate::cli::{Global, Messages};
 use crate::config::redact_url;
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops::messages;
 use crate::output::{self, clean};
 
 /// A terminal of this width has room for message ids.
@@ -28,22 +31,25 @@ pub(crate) async fn run(global: &Global, command: Messages) -> Result<(), Failur
     }
     let (store, ..) = database.ready().await?;
     match command {
-        Messages::List { filter, key, id, limit, before } => {
+        Messages::List { filter, key, id, since, until, text, within, limit, before } => {
             let filter = MessageFilter {
                 status: filter.status.map(Into::into),
                 destination: filter.destination,
                 key,
                 message_id: id,
+                created_after_ms: since,
+                created_before_ms: until,
+                text,
+                within: Some(within),
                 before,
                 limit,
+                ..MessageFilter::default()
             };
-            let rows = store.list(&filter).await.map_err(|e| database.failure(&e))?;
-            // A full page may have another one behind it.
-            let next = rows.last().filter(|_| rows.len() == limit as usize).map(|last| last.id);
+            let Listed { rows, next, stopped } = store.list(&filter).await.map_err(|e| database.failure(&e))?;
             if global.json {
-                output::json(&json!({ "database": database.name, "messages": rows, "next_before": next }));
+                output::json(&json!({ "database": database.name, "messages": rows, "next_before": next, "stopped": stopped }));
             } else {
-                list(&rows, next);
+                list(&rows, next, stopped, within);
             }
             Ok(())
         }
@@ -56,11 +62,22 @@ pub(crate) async fn run(global: &Global, command: Messages) -> Result<(), Failur
     }
 }
 
-fn list(rows: &[MessageRow], next: Option<i64>) {
+fn list(rows: &[MessageRow], next: Option<i64>, stopped: bool, within: Duration) {
     if rows.is_empty() {
         output::say("no messages");
-        return;
+    } else {
+        print(rows);
     }
+    let Some(next) = next else { return };
+    if stopped {
+        let time = output::span(within);
+        output::say(&format!("\nstopped searching after {time} (--within); go on with --before {next}"));
+    } else {
+        output::say(&format!("\nthere may be more: --before {next}"));
+    }
+}
+
+fn print(rows: &[MessageRow]) {
     let keyed = rows.iter().any(|r| r.key.is_some());
     let troubled = rows.iter().any(|r| r.last_error.is_some());
     let waiting = rows.iter().any(|r| r.next_attempt_ms.is_some());
@@ -101,25 +118,16 @@ fn list(rows: &[MessageRow], next: Option<i64>) {
     }
     output::unbroken(&mut table, &["ROW", "STATUS", "MESSAGE ID", "CREATED", "TRIES", "NEXT TRY"]);
     output::print_table(table);
-    if let Some(next) = next {
-        output::say(&format!("\nthere may be more: --before {next}"));
-    }
 }
 
 /// Row ids of what a person named by row id or message id.
 async fn resolve(database: &Database, store: &dyn Store, name: &str) -> Result<Vec<i64>, Failure> {
-    if let Ok(id) = name.parse::<i64>()
-        && store.show(id).await.map_err(|e| database.failure(&e))?.is_some()
-    {
-        return Ok(vec![id]);
-    }
-    let filter = MessageFilter { message_id: Some(name.to_owned()), limit: 100, ..MessageFilter::default() };
-    let rows = store.list(&filter).await.map_err(|e| database.failure(&e))?;
-    if rows.is_empty() {
+    let ids = messages::resolve(store, name).await.map_err(|e| database.failure(&e))?;
+    if ids.is_empty() {
         return Err(Failure::not_so(format!(
             "database {:?} has no message {name:?}, neither as row id nor as message id",
             database.name
         )));
     }
-    Ok(rows.into_iter().map(|r| r.id).collect())
+    Ok(ids)
 }

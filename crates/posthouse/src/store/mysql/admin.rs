@@ -1,11 +1,14 @@
 //! What people look at and change.
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{Connection, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row, SqlSafeStr};
 
 use super::relay::{int, text, text_or_null};
 use crate::Error;
-use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+use crate::store::{
+    Action, AttemptRow, Backlog, Candidate, Chunk, Hit, HouseRow, MessageDetail, MessageFilter, MessageRow, Search, Tables,
+    Which, each_house,
+};
 
 /// The house of the log row `l`: an expression that the primary key of pending can be looked up by, which a function that
 /// reads the number of houses could not.
@@ -29,26 +32,54 @@ macro_rules! columns {
     };
 }
 
-/// The log by id, pending looked up by its primary key.
-const ALL: &str = concat!(
+// Plan: the log by a range of its primary key, pending looked up by its primary key.
+const RANGE: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {meta} t STRAIGHT_JOIN {%LOG%} l LEFT JOIN {pending} p ON p.house = ",
+    ", l.destination FROM {meta} t STRAIGHT_JOIN {%LOG%} l FORCE INDEX (PRIMARY) LEFT JOIN {pending} p ON p.house = ",
     house!(),
-    " AND p.id = l.id WHERE t.one = 1 AND l.id < ?"
+    " AND p.id = l.id WHERE t.one = 1 AND l.id >= ? AND l.id < ?"
 );
 
-/// The pending set, the log looked up by its primary key.
-const UNFINISHED: &str = concat!(
+// Plan: pending and the log by their primary keys.
+const PENDING: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {meta} t STRAIGHT_JOIN {pending} p STRAIGHT_JOIN {%LOG%} l ON l.id = p.id WHERE t.one = 1 AND p.id < ? AND p.status = ?"
+    ", l.destination FROM {meta} t STRAIGHT_JOIN JSON_TABLE(?, '$[*]' COLUMNS (house INT PATH '$[0]', id BIGINT PATH '$[1]')) c \
+       STRAIGHT_JOIN {pending} p FORCE INDEX (PRIMARY) ON p.house = c.house AND p.id = c.id STRAIGHT_JOIN {%LOG%} l ON l.id = p.id \
+      WHERE t.one = 1"
 );
+
+// Plan: the log by the index of its message ids (by id alone it would be walked to its start), pending by its primary key.
+const MESSAGE_ID: &str = concat!(
+    "SELECT ",
+    columns!(),
+    ", l.destination FROM {meta} t STRAIGHT_JOIN {%LOG%} l FORCE INDEX (message_message_id, PRIMARY) LEFT JOIN {pending} p ON p.house = ",
+    house!(),
+    " AND p.id = l.id WHERE t.one = 1 AND l.message_id = ? AND l.id < ?"
+);
+
+// Plan: the primary key downwards, as far as the limit, in both.
+const LOG_STEP: &str = "SELECT MIN(id), COUNT(*) FROM ((SELECT id FROM {message} WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?) \
+         UNION ALL (SELECT id FROM {kept} WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?) ORDER BY id DESC LIMIT ?) l";
+
+// As in the relay's reads, each house has an arm of its own.
+
+// Plan: the primary key downwards, as far as the limit.
+const PENDING_ARM: &str = "(SELECT p.house, p.id, p.status, p.destination FROM {pending} p FORCE INDEX (PRIMARY) \
+      WHERE p.house = ? AND p.id >= ? AND p.id < ? ORDER BY p.id DESC LIMIT ?)";
+
+// Plan: FAILED rows lie together in (house, due_at, id); downwards, as far as the limit.
+const FAILED_ARM: &str = "(SELECT p.house, p.id, p.status, p.destination FROM {pending} p FORCE INDEX (pending_due) \
+      WHERE p.house = ? AND p.due_at = '9999-12-31' AND p.id >= ? AND p.id < ? ORDER BY p.id DESC LIMIT ?)";
+
+/// Arms of one statement.
+const ARMS: usize = 128;
 
 const SHOW: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.content_type, l.headers, l.payload FROM {meta} t STRAIGHT_JOIN {%LOG%} l LEFT JOIN {pending} p ON p.house = ",
+    ", l.content_type, l.headers, l.payload, l.destination FROM {meta} t STRAIGHT_JOIN {%LOG%} l LEFT JOIN {pending} p ON p.house = ",
     house!(),
     " AND p.id = l.id WHERE t.one = 1 AND l.id = ?"
 );
@@ -74,51 +105,120 @@ fn row(r: &MySqlRow) -> Result<MessageRow, sqlx::Error> {
     })
 }
 
-pub(super) async fn list(conn: &mut MySqlConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
-    let (mut template, status) = match filter.status {
-        None => (ALL.to_owned(), None),
-        Some(MessageStatus::Sent) => (format!("{ALL} AND p.id IS NULL"), None),
-        Some(MessageStatus::Failed) => {
-            // Failed rows lie together in the index (house, due_at, id).
-            let failed = "STRAIGHT_JOIN {house} h STRAIGHT_JOIN {pending} p FORCE INDEX (pending_due) \
-                 ON p.house = h.house AND p.due_at = '9999-12-31'";
-            (UNFINISHED.replace("STRAIGHT_JOIN {pending} p", failed), Some("FAILED"))
-        }
-        Some(other) => (UNFINISHED.to_owned(), Some(other.as_str())),
-    };
-    let filters = [
-        (&filter.destination, " AND COALESCE(p.destination, l.destination) = ?"),
-        (&filter.key, " AND l.message_key = ?"),
-        (&filter.message_id, " AND l.message_id = ?"),
-    ];
-    for (value, condition) in filters {
-        if value.is_some() {
-            template.push_str(condition);
-        }
+/// The steps of a search, on a connection.
+pub(super) struct Steps<'c>(pub(super) &'c mut MySqlConnection, pub(super) &'c Tables);
+
+impl Search for Steps<'_> {
+    async fn log_step(&mut self, from: i64, below: i64, n: u32) -> Result<Option<i64>, Error> {
+        let (low, rows): (Option<i64>, i64) = sqlx::query_as(self.1.sql(LOG_STEP))
+            .bind(from)
+            .bind(below)
+            .bind(n)
+            .bind(from)
+            .bind(below)
+            .bind(n)
+            .bind(n)
+            .fetch_one(&mut *self.0)
+            .await?;
+        Ok(low.filter(|_| rows >= i64::from(n)))
     }
-    template.push_str(" ORDER BY l.id DESC LIMIT ?");
-    if filter.message_id.is_some() {
-        // By id alone the log would be walked to its start.
-        template = template.replace("{%LOG%} l", "{%LOG%} l FORCE INDEX (message_message_id, PRIMARY)");
-    }
-    let mut out = Vec::new();
-    for log in LOGS {
-        let mut query = sqlx::query(tables.sql(&template.replace("%LOG%", log))).bind(filter.before.unwrap_or(i64::MAX));
-        if let Some(status) = status {
-            query = query.bind(status);
-        }
-        for (value, _) in filters {
-            if let Some(value) = value {
-                query = query.bind(value.as_bytes());
+
+    async fn pending_step(&mut self, failed: bool, from: i64, below: i64, n: u32) -> Result<Chunk, Error> {
+        // Rows may lie in houses that don't exist (any more).
+        let last: i32 = sqlx::query_scalar(self.1.sql(
+            "SELECT CAST(GREATEST(COALESCE((SELECT MAX(house) FROM {pending}), 0), COALESCE((SELECT MAX(house) FROM {house}), 0)) AS SIGNED)",
+        ))
+        .fetch_one(&mut *self.0)
+        .await?;
+        let each = each_house(n);
+        let arm = self.1.text(if failed { FAILED_ARM } else { PENDING_ARM });
+        let houses: Vec<i32> = (0..=last).collect();
+        let mut rows = Vec::new();
+        for houses in houses.chunks(ARMS) {
+            let sql = AssertSqlSafe(vec![arm.as_str(); houses.len()].join(" UNION ALL ")).into_sql_str();
+            let mut query = sqlx::query(sql);
+            for house in houses {
+                query = query.bind(*house).bind(from).bind(below).bind(each);
+            }
+            for r in &query.fetch_all(&mut *self.0).await? {
+                rows.push(Candidate { house: r.try_get(0)?, id: r.try_get(1)?, status: text(r, 2)?, destination: text(r, 3)? });
             }
         }
-        for r in &query.bind(i64::from(filter.limit)).fetch_all(&mut *conn).await? {
-            out.push(row(r)?);
-        }
+        Ok(Chunk::of_houses(rows, each))
     }
-    out.sort_unstable_by_key(|m| std::cmp::Reverse(m.id));
-    out.truncate(filter.limit as usize);
-    Ok(out)
+
+    async fn rows(&mut self, which: Which<'_>, filter: &MessageFilter, limit: u32) -> Result<Vec<Hit>, Error> {
+        let mut template = match which {
+            Which::Range(..) => RANGE,
+            Which::MessageId(..) => MESSAGE_ID,
+            Which::Pending(_) => PENDING,
+        }
+        .to_owned();
+        let status = filter.status.map(|s| s.as_str().to_owned());
+        let compared = [
+            (&status, " AND COALESCE(p.status, 'SENT') = ?"),
+            (&filter.destination, " AND COALESCE(p.destination, l.destination) = ?"),
+            (&filter.key, " AND l.message_key = ?"),
+        ];
+        let times = [(filter.created_after_ms, ">="), (filter.created_before_ms, "<")];
+        let columns =
+            ["l.message_id", "l.message_key", "l.type", "COALESCE(p.destination, l.destination)", "p.last_error", "l.payload"];
+        for (_, condition) in compared.iter().filter(|(value, _)| value.is_some()) {
+            template.push_str(condition);
+        }
+        for (_, compared) in times.iter().filter(|(at, _)| at.is_some()) {
+            template.push_str(&format!(" AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.created_at) DIV 1000 {compared} ?"));
+        }
+        if filter.text.is_some() {
+            template.push_str(&format!(" AND ({})", columns.map(|column| format!("LOCATE(?, {column}) > 0")).join(" OR ")));
+        }
+        template.push_str(" ORDER BY l.id DESC LIMIT ?");
+        let mut out = Vec::new();
+        for log in LOGS {
+            let mut query = sqlx::query(self.1.sql(&template.replace("%LOG%", log)));
+            query = match which {
+                Which::Range(from, below) => query.bind(from).bind(below),
+                Which::MessageId(message_id, below) => query.bind(message_id.as_bytes().to_owned()).bind(below),
+                Which::Pending(rows) => {
+                    let rows: Vec<(i32, i64)> = rows.iter().map(|r| (r.house, r.id)).collect();
+                    query.bind(serde_json::to_string(&rows)?)
+                }
+            };
+            for (value, _) in compared {
+                if let Some(value) = value {
+                    query = query.bind(value.as_bytes());
+                }
+            }
+            for at in times.iter().filter_map(|(at, _)| *at) {
+                query = query.bind(at);
+            }
+            if let Some(text) = &filter.text {
+                for _ in columns {
+                    query = query.bind(text.as_bytes());
+                }
+            }
+            for r in &query.bind(limit).fetch_all(&mut *self.0).await? {
+                out.push(Hit { row: row(r)?, published_to: text(r, 13)? });
+            }
+        }
+        out.sort_unstable_by_key(|hit| std::cmp::Reverse(hit.row.id));
+        // What is kept before its partition leaves the log is in both for a while.
+        out.dedup_by_key(|hit| hit.row.id);
+        out.truncate(limit as usize);
+        Ok(out)
+    }
+
+    async fn ends(&mut self) -> Result<Option<(i64, i64)>, Error> {
+        let (first, last): (Option<i64>, Option<i64>) =
+            sqlx::query_as(self.1.sql("SELECT MIN(id), MAX(id) FROM {message}")).fetch_one(&mut *self.0).await?;
+        Ok(first.zip(last))
+    }
+
+    async fn created(&mut self, id: i64) -> Result<Option<(i64, i64)>, Error> {
+        const CREATED: &str = "SELECT id, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created_at) DIV 1000 FROM {message} \
+              WHERE id >= ? ORDER BY id LIMIT 1";
+        Ok(sqlx::query_as(self.1.sql(CREATED)).bind(id).fetch_optional(&mut *self.0).await?)
+    }
 }
 
 pub(super) async fn show(conn: &mut MySqlConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
@@ -166,6 +266,7 @@ pub(super) async fn show(conn: &mut MySqlConnection, tables: &Tables, id: i64) -
     }
     Ok(Some(MessageDetail {
         row: message,
+        published_to: text(&found, 16)?,
         content_type: text(&found, 13)?,
         headers: text_or_null(&found, 14)?,
         payload: found.try_get(15)?,
@@ -260,9 +361,9 @@ pub(super) async fn act(
 
 pub(super) async fn backlog(conn: &mut MySqlConnection, tables: &Tables) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query(tables.sql(
-        "SELECT b.destination, b.status, b.messages, TIMESTAMPDIFF(MICROSECOND, m.created_at, UTC_TIMESTAMP(6)) DIV 1000 \
+        "SELECT b.destination, b.status, b.messages, TIMESTAMPDIFF(MICROSECOND, COALESCE(m.created_at, k.created_at), UTC_TIMESTAMP(6)) DIV 1000 \
            FROM (SELECT p.destination, p.status, COUNT(*) AS messages, MIN(p.id) AS low FROM {pending} p GROUP BY p.destination, p.status) b \
-           LEFT JOIN {message} m ON m.id = b.low ORDER BY b.destination, b.status",
+           LEFT JOIN {message} m ON m.id = b.low LEFT JOIN {kept} k ON k.id = b.low ORDER BY b.destination, b.status",
     ))
     .fetch_all(conn)
     .await?;

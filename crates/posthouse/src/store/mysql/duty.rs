@@ -1,4 +1,4 @@
-//! Work that one instance does for all, and audit lines about other things than one message.
+//! Work that one instance does for all.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use sqlx::MySqlConnection;
 
 use super::relay::micros;
 use crate::Error;
-use crate::store::{Record, Tables};
+use crate::store::Tables;
 
 pub(super) async fn take(
     conn: &mut MySqlConnection,
@@ -32,18 +32,5 @@ pub(super) async fn take(
 pub(super) async fn lay_down(conn: &mut MySqlConnection, tables: &Tables, duty: &str, owner: &str) -> Result<(), Error> {
     const LAY_DOWN: &str = "UPDATE {duty} SET lease_until = UTC_TIMESTAMP(6) WHERE duty_name = ? AND owner = ?";
     sqlx::query(tables.sql(LAY_DOWN)).bind(duty.as_bytes()).bind(owner.as_bytes()).execute(conn).await?;
-    Ok(())
-}
-
-pub(super) async fn record(conn: &mut MySqlConnection, tables: &Tables, record: &Record<'_>) -> Result<(), Error> {
-    const RECORD: &str =
-        "INSERT INTO {audit} (`change`, actor, action, row_id, house, detail, amount) VALUES (0, ?, ?, 0, -1, ?, ?)";
-    sqlx::query(tables.sql(RECORD))
-        .bind(record.actor)
-        .bind(record.action.as_bytes())
-        .bind(record.detail)
-        .bind(record.amount)
-        .execute(conn)
-        .await?;
     Ok(())
 }

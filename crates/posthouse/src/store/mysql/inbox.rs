@@ -81,23 +81,62 @@ const PURGE: &str = "DELETE FROM {inbox} WHERE consumer = ? AND message_id IN (%
 
 macro_rules! columns {
     () => {
-        "consumer, message_id, status, type, CAST(source AS BINARY), attempts, claims, version, \
-         CASE WHEN status <> 'FAILED' THEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', next_attempt_at) END, owner, CAST(last_error AS BINARY), \
-         TIMESTAMPDIFF(MICROSECOND, '1970-01-01', first_at), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', last_at), \
-         TIMESTAMPDIFF(MICROSECOND, '1970-01-01', success_at)"
+        "i.consumer, i.message_id, i.status, i.type, CAST(i.source AS BINARY), i.attempts, i.claims, i.version, \
+         CASE WHEN i.status <> 'FAILED' THEN TIMESTAMPDIFF(MICROSECOND, '1970-01-01', i.next_attempt_at) END, i.owner, CAST(i.last_error AS BINARY), \
+         TIMESTAMPDIFF(MICROSECOND, '1970-01-01', i.first_at), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', i.last_at), \
+         TIMESTAMPDIFF(MICROSECOND, '1970-01-01', i.success_at)"
+    };
+}
+
+macro_rules! unfinished {
+    () => {
+        "(SELECT DISTINCT consumer FROM {inbox}) c STRAIGHT_JOIN {inbox} i FORCE INDEX (inbox_due) \
+             ON i.consumer = c.consumer AND i.next_attempt_at > '1000-01-01' WHERE 1 = 1"
     };
 }
 
 const READ: &str = concat!(
     "SELECT ",
     columns!(),
-    ", message_key, content_type, CAST(headers AS BINARY), payload FROM {inbox} WHERE consumer = ? AND message_id = ?"
+    ", i.message_key, i.content_type, CAST(i.headers AS BINARY), i.payload FROM {inbox} i WHERE i.consumer = ? AND i.message_id = ?"
 );
 
-const LIST: &str = concat!("SELECT ", columns!(), " FROM {inbox} WHERE 1 = 1");
+// Plan: a range of the primary key, in its order.
+const LIST: &str = concat!("SELECT ", columns!(), " FROM {inbox} i FORCE INDEX (PRIMARY) WHERE 1 = 1");
 
-const BACKLOG: &str = "SELECT consumer, status, COUNT(*), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', MIN(first_at)) FROM {inbox} \
-    WHERE next_attempt_at IS NOT NULL GROUP BY consumer, status ORDER BY consumer, status";
+// Plan: the consumers by skipping from one to the next, and of each a range of (consumer, next_attempt_at), sorted: those that
+// are done have NULL there and are not read.
+const LIST_UNFINISHED: &str = concat!("SELECT ", columns!(), " FROM ", unfinished!());
+
+const STEP: &str = "SELECT i.consumer, i.message_id FROM {inbox} i FORCE INDEX (PRIMARY) WHERE 1 = 1";
+
+const STEP_UNFINISHED: &str = concat!("SELECT i.consumer, i.message_id FROM ", unfinished!());
+
+/// Bounds a list by its indexes. Written so that each end is a range of the primary key: a comparison of pairs would not be one.
+fn bounds<'f>(sql: &mut String, values: &mut Vec<&'f [u8]>, filter: &'f InboxFilter, upto: Option<&'f (String, String)>) {
+    if let Some(consumer) = &filter.consumer {
+        sql.push_str(" AND i.consumer = ?");
+        values.push(consumer.as_bytes());
+    }
+    if let Some((consumer, id)) = &filter.after {
+        sql.push_str(" AND (i.consumer = ? AND i.message_id > ? OR i.consumer > ?)");
+        values.extend([consumer.as_bytes(), id.as_bytes(), consumer.as_bytes()]);
+    }
+    if let Some((consumer, id)) = upto {
+        sql.push_str(" AND (i.consumer = ? AND i.message_id <= ? OR i.consumer < ?)");
+        values.extend([consumer.as_bytes(), id.as_bytes(), consumer.as_bytes()]);
+    }
+}
+
+fn is_unfinished(filter: &InboxFilter) -> bool {
+    filter.status.is_some_and(|status| status != InboxStatus::Success)
+}
+
+const BACKLOG: &str = concat!(
+    "SELECT i.consumer, i.status, COUNT(*), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', MIN(i.first_at)) FROM ",
+    unfinished!(),
+    " GROUP BY i.consumer, i.status ORDER BY i.consumer, i.status"
+);
 
 /// Bytes as text; what isn't UTF-8 in them becomes U+FFFD.
 fn text(r: &MySqlRow, column: usize) -> Result<Option<String>, sqlx::Error> {
@@ -381,36 +420,59 @@ impl InboxRows for MySql {
         conn: &'c mut MySqlConnection,
         tables: &'c Tables,
         filter: &'c InboxFilter,
+        upto: Option<&'c (String, String)>,
     ) -> Result<Vec<InboxRow>, Error> {
-        let mut sql = LIST.to_owned();
+        let mut sql = if is_unfinished(filter) { LIST_UNFINISHED } else { LIST }.to_owned();
         let mut values: Vec<&[u8]> = Vec::new();
-        if let Some(consumer) = &filter.consumer {
-            sql.push_str(" AND consumer = ?");
-            values.push(consumer.as_bytes());
-        }
+        bounds(&mut sql, &mut values, filter, upto);
         if let Some(status) = filter.status {
-            sql.push_str(" AND status = ?");
+            sql.push_str(" AND i.status = ?");
             values.push(status.as_str().as_bytes());
-            if status != InboxStatus::Success {
-                sql.push_str(" AND next_attempt_at IS NOT NULL");
-            }
         }
         if let Some(kind) = &filter.kind {
-            sql.push_str(" AND type = ?");
+            sql.push_str(" AND i.type = ?");
             values.push(kind.as_bytes());
         }
-        if let Some((consumer, id)) = &filter.after {
-            // The first condition is a range of the primary key; a comparison of pairs would not be one.
-            sql.push_str(" AND consumer >= ? AND (consumer > ? OR message_id > ?)");
-            values.extend([consumer.as_bytes(), consumer.as_bytes(), id.as_bytes()]);
+        if let Some(text) = &filter.text {
+            let columns = ["i.message_id", "i.type", "i.message_key", "i.last_error", "CAST(i.source AS BINARY)", "i.payload"];
+            let searched = &columns[..columns.len() - usize::from(filter.sealed)];
+            let found: Vec<String> = searched.iter().map(|column| format!("LOCATE(?, {column}) > 0")).collect();
+            sql.push_str(&format!(" AND ({})", found.join(" OR ")));
+            values.extend(searched.iter().map(|_| text.as_bytes()));
         }
-        sql.push_str(" ORDER BY consumer, message_id LIMIT ?");
+        let times = [(filter.first_after_us, ">="), (filter.first_before_us, "<")];
+        for (_, compared) in times.iter().filter(|(at, _)| at.is_some()) {
+            sql.push_str(&format!(" AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', i.first_at) {compared} ?"));
+        }
+        sql.push_str(" ORDER BY i.consumer, i.message_id LIMIT ?");
         let mut query = sqlx::query(tables.sql(&sql));
         for value in values {
             query = query.bind(value);
         }
+        for at in times.iter().filter_map(|(at, _)| *at) {
+            query = query.bind(at);
+        }
         let rows = query.bind(filter.limit).fetch_all(conn).await?;
         Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+    }
+
+    async fn inbox_step<'c>(
+        conn: &'c mut MySqlConnection,
+        tables: &'c Tables,
+        filter: &'c InboxFilter,
+        n: u32,
+    ) -> Result<Option<(String, String)>, Error> {
+        let mut sql = if is_unfinished(filter) { STEP_UNFINISHED } else { STEP }.to_owned();
+        let mut values: Vec<&[u8]> = Vec::new();
+        bounds(&mut sql, &mut values, filter, None);
+        sql.push_str(" ORDER BY i.consumer, i.message_id LIMIT ?, 1");
+        let mut query = sqlx::query(tables.sql(&sql));
+        for value in values {
+            query = query.bind(value);
+        }
+        let reached = query.bind(n.saturating_sub(1)).fetch_optional(conn).await?;
+        let key = |r: MySqlRow| Ok::<_, sqlx::Error>((text(&r, 0)?.unwrap_or_default(), text(&r, 1)?.unwrap_or_default()));
+        Ok(reached.map(key).transpose()?)
     }
 
     async fn inbox_act<'c>(

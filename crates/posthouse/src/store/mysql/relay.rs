@@ -12,9 +12,9 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
-    RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
+    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
+    Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on, search,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -929,8 +929,8 @@ impl Store for MySqlStore {
         })
     }
 
-    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>> {
-        on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Listed<MessageRow>> {
+        on!(self.work, self.deadline, "message list", |c| { search(&mut super::admin::Steps(c, &self.tables), filter).await })
     }
 
     fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>> {
@@ -954,7 +954,11 @@ impl Store for MySqlStore {
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
-        on!(self.work, self.deadline, "audit", |c| { super::duty::record(c, &self.tables, record).await })
+        on!(self.work, self.deadline, "audit", |c| { super::audit::record(c, &self.tables, record).await })
+    }
+
+    fn audits<'a>(&'a self, filter: &'a AuditFilter) -> Reply<'a, Listed<AuditRow>> {
+        on!(self.work, self.deadline, "audit log", |c| { super::audit::list(c, &self.tables, filter).await })
     }
 
     fn houses(&self) -> Reply<'_, Vec<HouseRow>> {

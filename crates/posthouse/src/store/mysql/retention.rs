@@ -15,8 +15,8 @@ use super::migrate::PARTITION_SIZE;
 use super::relay::{int, micros, text, text_or_null};
 use super::{MySqlStore, number};
 use crate::store::{
-    ArchiveFilter, ArchiveRow, Beside, Boundary, Expired, LogRow, OldPage, Partition, Reply, RetentionStore, Retired, RowSize,
-    Search, Shelf, Step, Tables, expired_ids, numbers, on,
+    ArchiveFilter, ArchiveRow, Beside, Bisection, Boundary, Expired, LogRow, OldPage, Partition, Reply, RetentionStore, Retired,
+    RowSize, Shelf, Step, Tables, expired_ids, numbers, on,
 };
 use crate::{Error, ErrorKind};
 
@@ -358,7 +358,7 @@ impl RetentionStore for MySqlStore {
         on!(self.work, LONG.max(self.deadline), "age of the log", |c| {
             let ends: (Option<i64>, Option<i64>) = sqlx::query_as(self.tables.sql(ENDS)).fetch_one(&mut *c).await?;
             let (Some(lowest), Some(highest)) = ends else { return Ok(None) };
-            let mut search = Search::new(lowest, highest);
+            let mut search = Bisection::new(lowest, highest);
             while let Some(at) = search.next() {
                 let found: Option<(i64, i64)> =
                     sqlx::query_as(self.tables.sql(AT)).bind(micros(term)).bind(at).fetch_optional(&mut *c).await?;

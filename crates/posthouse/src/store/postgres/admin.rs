@@ -4,7 +4,10 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 
 use crate::Error;
-use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+use crate::store::{
+    Action, AttemptRow, Backlog, Candidate, Chunk, Hit, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus,
+    Search, Tables, Which, each_house,
+};
 
 macro_rules! columns {
     () => {
@@ -16,34 +19,84 @@ macro_rules! columns {
     };
 }
 
-macro_rules! filters {
+// What every list wants of a row that it looks at; the sources below bound how many it looks at.
+macro_rules! wanted {
     () => {
-        " AND ($2::text IS NULL OR coalesce(p.destination, l.destination) = $2) AND ($3::text IS NULL OR l.message_key = $3) \
-          AND ($4::text IS NULL OR l.message_id = $4) ORDER BY l.id DESC LIMIT $5"
+        " WHERE ($3::text IS NULL OR coalesce(p.status, 'SENT') = $3) \
+            AND ($4::text IS NULL OR coalesce(p.destination, l.destination) = $4) AND ($5::text IS NULL OR l.message_key = $5) \
+            AND ($6::bigint IS NULL OR (extract(epoch FROM l.created_at) * 1000)::bigint >= $6) \
+            AND ($7::bigint IS NULL OR (extract(epoch FROM l.created_at) * 1000)::bigint < $7) \
+            AND ($8::text IS NULL OR position($8 IN l.message_id) > 0 OR position($8 IN l.message_key) > 0 OR position($8 IN l.type) > 0 \
+                 OR position($8 IN coalesce(p.destination, l.destination)) > 0 OR position($8 IN p.last_error) > 0 \
+                 OR position(convert_to($8, 'UTF8') IN l.payload) > 0) \
+          ORDER BY l.id DESC LIMIT $9"
     };
 }
 
-// The log by id, pending looked up by its primary key.
-const LIST_ALL: &str = concat!(
+/// What is kept before its partition leaves the log is in both for a while; one lookup by primary key for each kept row.
+macro_rules! alone {
+    () => {
+        " AND (SELECT d.id FROM {message} d WHERE d.id = k.id) IS NULL"
+    };
+}
+
+// Plan: the log by a range of its primary key (partitions outside of it are pruned), pending looked up by its primary key.
+const RANGE: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {message} l LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id \
-      WHERE l.id < $1 AND ($6::text IS NULL OR p.id IS NULL)",
-    filters!()
+    ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE id >= $1 AND id < $2 \
+                                           UNION ALL SELECT * FROM {kept} k WHERE k.id >= $1 AND k.id < $2",
+    alone!(),
+    ") l \
+       LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id",
+    wanted!()
 );
 
-// The pending set, the log looked up by its primary key.
-const LIST_UNFINISHED: &str = concat!(
+// Plan: the log and pending by their primary keys.
+const PENDING: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {pending} p JOIN (SELECT * FROM {message} UNION ALL SELECT * FROM {kept}) l ON l.id = p.id WHERE p.id < $1 AND p.status = $6",
-    filters!()
+    ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE id = ANY($1) UNION ALL SELECT * FROM {kept} k WHERE k.id = ANY($1)",
+    alone!(),
+    ") l \
+       JOIN unnest($1::bigint[], $2::integer[]) c (id, house) ON c.id = l.id JOIN {pending} p ON p.house = c.house AND p.id = c.id",
+    wanted!()
 );
+
+// Plan: the log by the index of its message ids, pending looked up by its primary key.
+const MESSAGE_ID: &str = concat!(
+    "SELECT ",
+    columns!(),
+    ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE message_id = $1 AND id < $2 \
+                                           UNION ALL SELECT * FROM {kept} k WHERE k.message_id = $1 AND k.id < $2",
+    alone!(),
+    ") l \
+       LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id",
+    wanted!()
+);
+
+// Plan: the primary key downwards, as far as the limit, without the table.
+const LOG_STEP: &str = "SELECT min(id) FROM (SELECT id FROM (SELECT id FROM {message} WHERE id >= $1 AND id < $2 \
+         UNION ALL SELECT id FROM {kept} WHERE id >= $1 AND id < $2) l ORDER BY id DESC LIMIT $3) c HAVING count(*) = $3";
+
+// Plan: per house the primary key downwards, as far as the limit. Rows may lie in houses that don't exist (any more).
+const PENDING_STEP: &str = "SELECT p.house, p.id, p.status, p.destination \
+       FROM generate_series(0, greatest((SELECT max(house) FROM {pending}), (SELECT max(house) FROM {house}))) h (house) \
+      CROSS JOIN LATERAL (SELECT q.house, q.id, q.status, q.destination FROM {pending} q \
+            WHERE q.house = h.house AND q.id >= $1 AND q.id < $2 ORDER BY q.id DESC LIMIT $3) p";
+
+// Plan: the index of FAILED ones downwards, as far as the limit.
+const FAILED_STEP: &str = "SELECT house, id, status, destination FROM {pending} WHERE status = 'FAILED' AND id >= $1 AND id < $2 \
+      ORDER BY id DESC LIMIT $3";
+
+// Plan: one row of the primary key.
+const CREATED: &str =
+    "SELECT id, (extract(epoch FROM created_at) * 1000)::bigint FROM {message} WHERE id >= $1 ORDER BY id LIMIT 1";
 
 const SHOW: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.content_type, l.headers::text AS headers, l.payload FROM (SELECT * FROM {message} WHERE id = $1 UNION ALL SELECT * FROM {kept} WHERE id = $1) l \
+    ", l.content_type, l.headers::text AS headers, l.payload, l.destination AS published_to FROM (SELECT * FROM {message} WHERE id = $1 UNION ALL SELECT * FROM {kept} WHERE id = $1) l \
      LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id LIMIT 1"
 );
 
@@ -65,22 +118,59 @@ fn row(r: &PgRow) -> Result<MessageRow, sqlx::Error> {
     })
 }
 
-pub(super) async fn list(conn: &mut PgConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
-    let (template, status) = match filter.status {
-        None => (LIST_ALL, None),
-        Some(MessageStatus::Sent) => (LIST_ALL, Some("SENT")),
-        Some(other) => (LIST_UNFINISHED, Some(other.as_str())),
-    };
-    let rows = sqlx::query(tables.sql(template))
-        .bind(filter.before.unwrap_or(i64::MAX))
-        .bind(&filter.destination)
-        .bind(&filter.key)
-        .bind(&filter.message_id)
-        .bind(i64::from(filter.limit))
-        .bind(status)
-        .fetch_all(conn)
-        .await?;
-    Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+/// The steps of a search, on a connection.
+pub(super) struct Steps<'c>(pub(super) &'c mut PgConnection, pub(super) &'c Tables);
+
+impl Search for Steps<'_> {
+    async fn log_step(&mut self, from: i64, below: i64, n: u32) -> Result<Option<i64>, Error> {
+        let low = sqlx::query_scalar(self.1.sql(LOG_STEP)).bind(from).bind(below).bind(i64::from(n));
+        Ok(low.fetch_optional(&mut *self.0).await?)
+    }
+
+    async fn pending_step(&mut self, failed: bool, from: i64, below: i64, n: u32) -> Result<Chunk, Error> {
+        let (template, limit) = if failed { (FAILED_STEP, n) } else { (PENDING_STEP, each_house(n)) };
+        let found =
+            sqlx::query(self.1.sql(template)).bind(from).bind(below).bind(i64::from(limit)).fetch_all(&mut *self.0).await?;
+        let candidate = |r: &PgRow| {
+            Ok(Candidate { house: r.try_get(0)?, id: r.try_get(1)?, status: r.try_get(2)?, destination: r.try_get(3)? })
+        };
+        let rows = found.iter().map(candidate).collect::<Result<_, sqlx::Error>>()?;
+        Ok(if failed { Chunk::of_all(rows, limit) } else { Chunk::of_houses(rows, limit) })
+    }
+
+    async fn rows(&mut self, which: Which<'_>, filter: &MessageFilter, limit: u32) -> Result<Vec<Hit>, Error> {
+        let query = match which {
+            Which::Range(from, below) => sqlx::query(self.1.sql(RANGE)).bind(from).bind(below),
+            Which::MessageId(message_id, below) => sqlx::query(self.1.sql(MESSAGE_ID)).bind(message_id.to_owned()).bind(below),
+            Which::Pending(rows) => {
+                let ids: Vec<i64> = rows.iter().map(|r| r.id).collect();
+                let houses: Vec<i32> = rows.iter().map(|r| r.house).collect();
+                sqlx::query(self.1.sql(PENDING)).bind(ids).bind(houses)
+            }
+        };
+        let found = query
+            .bind(filter.status.map(MessageStatus::as_str))
+            .bind(&filter.destination)
+            .bind(&filter.key)
+            .bind(filter.created_after_ms)
+            .bind(filter.created_before_ms)
+            .bind(&filter.text)
+            .bind(i64::from(limit))
+            .fetch_all(&mut *self.0)
+            .await?;
+        let hit = |r: &PgRow| Ok(Hit { row: row(r)?, published_to: r.try_get("published_to")? });
+        Ok(found.iter().map(hit).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    async fn ends(&mut self) -> Result<Option<(i64, i64)>, Error> {
+        let (first, last): (Option<i64>, Option<i64>) =
+            sqlx::query_as(self.1.sql("SELECT min(id), max(id) FROM {message}")).fetch_one(&mut *self.0).await?;
+        Ok(first.zip(last))
+    }
+
+    async fn created(&mut self, id: i64) -> Result<Option<(i64, i64)>, Error> {
+        Ok(sqlx::query_as(self.1.sql(CREATED)).bind(id).fetch_optional(&mut *self.0).await?)
+    }
 }
 
 pub(super) async fn show(conn: &mut PgConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
@@ -113,6 +203,7 @@ pub(super) async fn show(conn: &mut PgConnection, tables: &Tables, id: i64) -> R
     .await?;
     Ok(Some(MessageDetail {
         row: message,
+        published_to: found.try_get("published_to")?,
         content_type: found.try_get("content_type")?,
         headers: found.try_get("headers")?,
         payload: found.try_get("payload")?,
@@ -174,7 +265,8 @@ pub(super) async fn act(
 pub(super) async fn backlog(conn: &mut PgConnection, tables: &Tables) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query(tables.sql(
         "SELECT p.destination, p.status, count(*) AS messages, \
-                (extract(epoch FROM clock_timestamp() - (SELECT created_at FROM {message} m WHERE m.id = min(p.id))) * 1000)::bigint AS oldest \
+                (extract(epoch FROM clock_timestamp() - coalesce((SELECT created_at FROM {message} m WHERE m.id = min(p.id)), \
+                    (SELECT created_at FROM {kept} k WHERE k.id = min(p.id)))) * 1000)::bigint AS oldest \
            FROM {pending} p GROUP BY 1, 2 ORDER BY 1, 2",
     ))
     .fetch_all(conn)

@@ -1,4 +1,4 @@
-//! Work that one instance does for all, and audit lines about other things than one message.
+//! Work that one instance does for all.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 
 use super::relay::micros;
 use crate::Error;
-use crate::store::{Record, Tables};
+use crate::store::Tables;
 
 pub(super) async fn take(
     conn: &mut PgConnection,
@@ -26,18 +26,5 @@ pub(super) async fn take(
 pub(super) async fn lay_down(conn: &mut PgConnection, tables: &Tables, duty: &str, owner: &str) -> Result<(), Error> {
     const LAY_DOWN: &str = "UPDATE {duty} SET lease_until = clock_timestamp() WHERE duty_name = $1 AND owner = $2";
     sqlx::query(tables.sql(LAY_DOWN)).bind(duty).bind(owner).execute(conn).await?;
-    Ok(())
-}
-
-pub(super) async fn record(conn: &mut PgConnection, tables: &Tables, record: &Record<'_>) -> Result<(), Error> {
-    const RECORD: &str =
-        "INSERT INTO {audit} (change, actor, action, row_id, house, detail, amount) VALUES (0, $1, $2, 0, -1, $3, $4)";
-    sqlx::query(tables.sql(RECORD))
-        .bind(record.actor)
-        .bind(record.action)
-        .bind(record.detail)
-        .bind(record.amount)
-        .execute(conn)
-        .await?;
     Ok(())
 }

@@ -79,12 +79,32 @@ const READ: &str = concat!(
     ", message_key, content_type, headers::text, payload FROM {inbox} WHERE consumer = $1 AND message_id = $2"
 );
 
+// Plan: the primary key in its order; of those that aren't done, the index of these alone, sorted.
 const LIST: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {inbox} WHERE ($1::text IS NULL OR consumer = $1) AND ($2::text IS NULL OR status = $2) AND ($3::text IS NULL OR type = $3) \
-         AND ($4::text IS NULL OR (consumer, message_id) > ($4, $5))%UNFINISHED% ORDER BY consumer, message_id LIMIT $6"
+    " FROM {inbox} WHERE (consumer, message_id) > ($1, $2)%BOUNDS% AND ($4::text IS NULL OR status = $4) AND ($5::text IS NULL OR type = $5) \
+         AND ($6::bigint IS NULL OR (extract(epoch FROM first_at) * 1000000)::bigint >= $6) \
+         AND ($7::bigint IS NULL OR (extract(epoch FROM first_at) * 1000000)::bigint < $7) \
+         AND ($8::text IS NULL OR position($8 IN message_id) > 0 OR position($8 IN type) > 0 OR position($8 IN message_key) > 0 \
+              OR position($8 IN last_error) > 0 OR position($8 IN source::text) > 0 OR $9 AND position(convert_to($8, 'UTF8') IN payload) > 0) \
+       ORDER BY consumer, message_id LIMIT $10"
 );
+
+// Plan: the same, in the index alone.
+const STEP: &str = "SELECT consumer, message_id FROM {inbox} WHERE (consumer, message_id) > ($1, $2)%BOUNDS% \
+       ORDER BY consumer, message_id LIMIT 1 OFFSET $4";
+
+/// What bounds a list by its indexes.
+fn bounds(template: &str, filter: &InboxFilter, upto: bool) -> String {
+    let consumer = if filter.consumer.is_some() { " AND consumer = $3" } else { " AND $3::text IS NULL" };
+    let unfinished = match filter.status {
+        None | Some(InboxStatus::Success) => "",
+        Some(_) => " AND next_attempt_at IS NOT NULL",
+    };
+    let upto = if upto { " AND (consumer, message_id) <= ($11, $12)" } else { "" };
+    template.replace("%BOUNDS%", &format!("{consumer}{unfinished}{upto}"))
+}
 
 const BACKLOG: &str = "SELECT consumer, status, count(*), (extract(epoch FROM min(first_at)) * 1000000)::bigint FROM {inbox} \
     WHERE next_attempt_at IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2";
@@ -301,21 +321,42 @@ impl InboxRows for Postgres {
         conn: &'c mut PgConnection,
         tables: &'c Tables,
         filter: &'c InboxFilter,
+        upto: Option<&'c (String, String)>,
     ) -> Result<Vec<InboxRow>, Error> {
-        let unfinished = match filter.status {
-            None | Some(InboxStatus::Success) => "",
-            Some(_) => " AND next_attempt_at IS NOT NULL",
-        };
-        let rows = sqlx::query(tables.sql(&LIST.replace("%UNFINISHED%", unfinished)))
+        let (consumer, id) = filter.after.as_ref().map_or(("", ""), |(consumer, id)| (consumer, id));
+        let mut query = sqlx::query(tables.sql(&bounds(LIST, filter, upto.is_some())))
+            .bind(consumer)
+            .bind(id)
             .bind(&filter.consumer)
             .bind(filter.status.map(InboxStatus::as_str))
             .bind(&filter.kind)
-            .bind(filter.after.as_ref().map(|a| &a.0))
-            .bind(filter.after.as_ref().map(|a| &a.1))
-            .bind(i64::from(filter.limit))
-            .fetch_all(conn)
-            .await?;
+            .bind(filter.first_after_us)
+            .bind(filter.first_before_us)
+            .bind(&filter.text)
+            .bind(!filter.sealed)
+            .bind(i64::from(filter.limit));
+        if let Some((consumer, id)) = upto {
+            query = query.bind(consumer).bind(id);
+        }
+        let rows = query.fetch_all(conn).await?;
         Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+    }
+
+    async fn inbox_step<'c>(
+        conn: &'c mut PgConnection,
+        tables: &'c Tables,
+        filter: &'c InboxFilter,
+        n: u32,
+    ) -> Result<Option<(String, String)>, Error> {
+        let (consumer, id) = filter.after.as_ref().map_or(("", ""), |(consumer, id)| (consumer, id));
+        let reached = sqlx::query_as(tables.sql(&bounds(STEP, filter, false)))
+            .bind(consumer)
+            .bind(id)
+            .bind(&filter.consumer)
+            .bind(i64::from(n) - 1)
+            .fetch_optional(conn)
+            .await?;
+        Ok(reached)
     }
 
     async fn inbox_act<'c>(

@@ -10,8 +10,8 @@ use super::PostgresStore;
 use super::migrate::{LOCK_TIMEOUT, PARTITION_SIZE, ahead};
 use super::relay::micros;
 use crate::store::{
-    ArchiveFilter, ArchiveRow, Beside, Boundary, Expired, LogRow, OldPage, Partition, Reply, RetentionStore, Retired, RowSize,
-    Search, Shelf, Step, Tables, expired_ids, numbers, on,
+    ArchiveFilter, ArchiveRow, Beside, Bisection, Boundary, Expired, LogRow, OldPage, Partition, Reply, RetentionStore, Retired,
+    RowSize, Shelf, Step, Tables, expired_ids, numbers, on,
 };
 use crate::{Error, ErrorKind};
 
@@ -312,7 +312,7 @@ impl RetentionStore for PostgresStore {
         on!(self.work, LONG.max(self.deadline), "age of the log", |c| {
             let ends: (Option<i64>, Option<i64>) = sqlx::query_as(self.tables.sql(ENDS)).fetch_one(&mut *c).await?;
             let (Some(lowest), Some(highest)) = ends else { return Ok(None) };
-            let mut search = Search::new(lowest, highest);
+            let mut search = Bisection::new(lowest, highest);
             while let Some(at) = search.next() {
                 let found = sqlx::query_as(self.tables.sql(AT)).bind(at).bind(micros(term)).fetch_optional(&mut *c).await?;
                 search.seen(at, found);

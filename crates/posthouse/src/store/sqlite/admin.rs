@@ -6,7 +6,10 @@ use sqlx::{Connection, Row, SqliteConnection};
 use super::now;
 use super::relay::{bytes, json, text, text_or_null};
 use crate::Error;
-use crate::store::{Action, AttemptRow, Backlog, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus, Tables};
+use crate::store::{
+    Action, AttemptRow, Backlog, Candidate, Chunk, Hit, HouseRow, MessageDetail, MessageFilter, MessageRow, MessageStatus,
+    Search, Tables, Which,
+};
 
 macro_rules! columns {
     () => {
@@ -16,33 +19,78 @@ macro_rules! columns {
     };
 }
 
-macro_rules! filters {
-    () => {
-        " AND (?2 IS NULL OR coalesce(p.destination, l.destination) = ?2) AND (?3 IS NULL OR l.message_key = ?3) \
-          AND (?4 IS NULL OR l.message_id = ?4) ORDER BY l.id DESC LIMIT ?5"
+/// Whether bytes of a column have the text `?8` in them.
+macro_rules! has {
+    ($column:literal) => {
+        concat!("instr(CAST(", $column, " AS BLOB), CAST(?8 AS BLOB)) > 0")
     };
 }
 
-// The log by id, pending looked up by its primary key.
-const LIST_ALL: &str = concat!(
+// What every list wants of a row that it looks at; the sources below bound how many it looks at.
+macro_rules! wanted {
+    () => {
+        concat!(
+            " AND (?3 IS NULL OR coalesce(p.status, 'SENT') = ?3) AND (?4 IS NULL OR coalesce(p.destination, l.destination) = ?4) \
+              AND (?5 IS NULL OR l.message_key = ?5) AND (?6 IS NULL OR l.created_at >= ?6) AND (?7 IS NULL OR l.created_at < ?7) \
+              AND (?8 IS NULL OR ",
+            has!("l.message_id"),
+            " OR ",
+            has!("l.message_key"),
+            " OR ",
+            has!("l.type"),
+            " OR ",
+            has!("coalesce(p.destination, l.destination)"),
+            " OR ",
+            has!("p.last_error"),
+            " OR ",
+            has!("l.payload"),
+            ") ORDER BY l.id DESC LIMIT ?9"
+        )
+    };
+}
+
+// Plan: the log by a range of its primary key, pending looked up by its primary key.
+const RANGE: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {message} l LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id WHERE l.id < ?1 AND (?6 IS NULL OR p.id IS NULL)",
-    filters!()
+    ", l.destination FROM {message} l LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id WHERE l.id >= ?1 AND l.id < ?2",
+    wanted!()
 );
 
-// The pending set, the log looked up by its primary key.
-const LIST_UNFINISHED: &str = concat!(
+// Plan: pending and the log by their primary keys.
+const PENDING: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM {pending} p CROSS JOIN {message} l ON l.id = p.id WHERE p.house = 0 AND p.id < ?1 AND p.status = ?6",
-    filters!()
+    ", l.destination FROM json_each(?1) d CROSS JOIN {pending} p ON p.house = 0 AND p.id = d.value CROSS JOIN {message} l ON l.id = p.id \
+      WHERE ?2 = 0",
+    wanted!()
 );
+
+// Plan: the log by the index of its message ids, pending looked up by its primary key.
+const MESSAGE_ID: &str = concat!(
+    "SELECT ",
+    columns!(),
+    ", l.destination FROM {message} l INDEXED BY {-message_message_id} LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id \
+      WHERE l.message_id = ?1 AND l.id < ?2",
+    wanted!()
+);
+
+// Plan: the primary key downwards, as far as the limit.
+const LOG_STEP: &str =
+    "SELECT min(id) FROM (SELECT id FROM {message} WHERE id >= ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3) HAVING count(*) = ?3";
+
+// Plan: the primary key downwards, as far as the limit.
+const PENDING_STEP: &str =
+    "SELECT house, id, status, destination FROM {pending} WHERE house = 0 AND id >= ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3";
+
+// Plan: the index of FAILED ones downwards, as far as the limit.
+const FAILED_STEP: &str = "SELECT house, id, status, destination FROM {pending} INDEXED BY {-pending_failed} \
+      WHERE status = 'FAILED' AND id >= ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3";
 
 const SHOW: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.content_type, l.headers, l.payload FROM {message} l LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id WHERE l.id = ?"
+    ", l.content_type, l.headers, l.payload, l.destination FROM {message} l LEFT JOIN {pending} p ON p.house = 0 AND p.id = l.id WHERE l.id = ?"
 );
 
 fn row(r: &SqliteRow) -> Result<MessageRow, sqlx::Error> {
@@ -63,22 +111,59 @@ fn row(r: &SqliteRow) -> Result<MessageRow, sqlx::Error> {
     })
 }
 
-pub(super) async fn list(conn: &mut SqliteConnection, tables: &Tables, filter: &MessageFilter) -> Result<Vec<MessageRow>, Error> {
-    let (template, status) = match filter.status {
-        None => (LIST_ALL, None),
-        Some(MessageStatus::Sent) => (LIST_ALL, Some("SENT")),
-        Some(other) => (LIST_UNFINISHED, Some(other.as_str())),
-    };
-    let rows = sqlx::query(tables.sql(template))
-        .bind(filter.before.unwrap_or(i64::MAX))
-        .bind(&filter.destination)
-        .bind(&filter.key)
-        .bind(&filter.message_id)
-        .bind(filter.limit)
-        .bind(status)
-        .fetch_all(conn)
-        .await?;
-    Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+/// The steps of a search, on a connection.
+pub(super) struct Steps<'c>(pub(super) &'c mut SqliteConnection, pub(super) &'c Tables);
+
+impl Search for Steps<'_> {
+    async fn log_step(&mut self, from: i64, below: i64, n: u32) -> Result<Option<i64>, Error> {
+        Ok(sqlx::query_scalar(self.1.sql(LOG_STEP)).bind(from).bind(below).bind(n).fetch_optional(&mut *self.0).await?)
+    }
+
+    async fn pending_step(&mut self, failed: bool, from: i64, below: i64, n: u32) -> Result<Chunk, Error> {
+        let template = if failed { FAILED_STEP } else { PENDING_STEP };
+        let found = sqlx::query(self.1.sql(template)).bind(from).bind(below).bind(n).fetch_all(&mut *self.0).await?;
+        let candidate = |r: &SqliteRow| {
+            Ok(Candidate { house: r.try_get(0)?, id: r.try_get(1)?, status: text(r, 2)?, destination: text(r, 3)? })
+        };
+        Ok(Chunk::of_all(found.iter().map(candidate).collect::<Result<_, sqlx::Error>>()?, n))
+    }
+
+    async fn rows(&mut self, which: Which<'_>, filter: &MessageFilter, limit: u32) -> Result<Vec<Hit>, Error> {
+        let query = match which {
+            Which::Range(from, below) => sqlx::query(self.1.sql(RANGE)).bind(from).bind(below),
+            Which::MessageId(message_id, below) => sqlx::query(self.1.sql(MESSAGE_ID)).bind(message_id.to_owned()).bind(below),
+            Which::Pending(rows) => {
+                let ids: Vec<i64> = rows.iter().map(|r| r.id).collect();
+                sqlx::query(self.1.sql(PENDING)).bind(json(&ids)?).bind(0)
+            }
+        };
+        let found = query
+            .bind(filter.status.map(MessageStatus::as_str))
+            .bind(&filter.destination)
+            .bind(&filter.key)
+            .bind(filter.created_after_ms)
+            .bind(filter.created_before_ms)
+            .bind(&filter.text)
+            .bind(limit)
+            .fetch_all(&mut *self.0)
+            .await?;
+        let hit = |r: &SqliteRow| Ok(Hit { row: row(r)?, published_to: text(r, 13)? });
+        Ok(found.iter().map(hit).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    async fn ends(&mut self) -> Result<Option<(i64, i64)>, Error> {
+        // Two subqueries: with both in one SELECT the whole table would be read.
+        let (first, last): (Option<i64>, Option<i64>) =
+            sqlx::query_as(self.1.sql("SELECT (SELECT min(id) FROM {message}), (SELECT max(id) FROM {message})"))
+                .fetch_one(&mut *self.0)
+                .await?;
+        Ok(first.zip(last))
+    }
+
+    async fn created(&mut self, id: i64) -> Result<Option<(i64, i64)>, Error> {
+        const CREATED: &str = "SELECT id, created_at FROM {message} WHERE id >= ?1 ORDER BY id LIMIT 1";
+        Ok(sqlx::query_as(self.1.sql(CREATED)).bind(id).fetch_optional(&mut *self.0).await?)
+    }
 }
 
 pub(super) async fn show(conn: &mut SqliteConnection, tables: &Tables, id: i64) -> Result<Option<MessageDetail>, Error> {
@@ -111,6 +196,7 @@ pub(super) async fn show(conn: &mut SqliteConnection, tables: &Tables, id: i64) 
     .await?;
     Ok(Some(MessageDetail {
         row: message,
+        published_to: text(&found, 16)?,
         content_type: text(&found, 13)?,
         headers: text_or_null(&found, 14)?,
         payload: bytes(&found, 15)?.unwrap_or_default(),

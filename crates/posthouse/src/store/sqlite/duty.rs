@@ -1,4 +1,4 @@
-//! Work that one instance does for all, and audit lines about other things than one message.
+//! Work that one instance does for all.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sqlx::SqliteConnection;
 use super::now;
 use super::relay::millis;
 use crate::Error;
-use crate::store::{Record, Tables};
+use crate::store::Tables;
 
 pub(super) async fn take(
     conn: &mut SqliteConnection,
@@ -30,18 +30,5 @@ pub(super) async fn take(
 pub(super) async fn lay_down(conn: &mut SqliteConnection, tables: &Tables, duty: &str, owner: &str) -> Result<(), Error> {
     const LAY_DOWN: &str = concat!("UPDATE {duty} SET lease_until = ", now!(), " WHERE duty_name = ?1 AND owner = ?2");
     sqlx::query(tables.sql(LAY_DOWN)).bind(duty).bind(owner).execute(conn).await?;
-    Ok(())
-}
-
-pub(super) async fn record(conn: &mut SqliteConnection, tables: &Tables, record: &Record<'_>) -> Result<(), Error> {
-    const RECORD: &str =
-        "INSERT INTO {audit} (change, actor, action, row_id, house, detail, amount) VALUES (0, ?1, ?2, 0, -1, ?3, ?4)";
-    sqlx::query(tables.sql(RECORD))
-        .bind(record.actor)
-        .bind(record.action)
-        .bind(record.detail)
-        .bind(record.amount)
-        .execute(conn)
-        .await?;
     Ok(())
 }

@@ -7,6 +7,8 @@
 #[cfg(feature = "relay")]
 mod admin;
 #[cfg(feature = "relay")]
+mod audit;
+#[cfg(feature = "relay")]
 mod duty;
 #[cfg(feature = "inbox")]
 mod inbox;

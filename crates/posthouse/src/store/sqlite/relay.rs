@@ -10,9 +10,10 @@ use super::now;
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow, KeyHash, Live, Mark,
-    Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply,
-    RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, no_trigger, on,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
+    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
+    Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly,
+    no_trigger, on, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -756,8 +757,8 @@ impl Store for SqliteStore {
         })
     }
 
-    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Vec<MessageRow>> {
-        on!(self.work, self.deadline, "message list", |c| { super::admin::list(c, &self.tables, filter).await })
+    fn list<'a>(&'a self, filter: &'a MessageFilter) -> Reply<'a, Listed<MessageRow>> {
+        on!(self.work, self.deadline, "message list", |c| { search(&mut super::admin::Steps(c, &self.tables), filter).await })
     }
 
     fn show(&self, id: i64) -> Reply<'_, Option<MessageDetail>> {
@@ -781,7 +782,11 @@ impl Store for SqliteStore {
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {
-        on!(self.work, self.deadline, "audit", |c| { super::duty::record(c, &self.tables, record).await })
+        on!(self.work, self.deadline, "audit", |c| { super::audit::record(c, &self.tables, record).await })
+    }
+
+    fn audits<'a>(&'a self, filter: &'a AuditFilter) -> Reply<'a, Listed<AuditRow>> {
+        on!(self.work, self.deadline, "audit log", |c| { super::audit::list(c, &self.tables, filter).await })
     }
 
     fn houses(&self) -> Reply<'_, Vec<HouseRow>> {

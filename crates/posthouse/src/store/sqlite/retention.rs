@@ -10,8 +10,8 @@ use super::relay::{bytes, json, millis, text, text_or_null};
 use super::{SqliteStore, WRITE, now};
 use crate::Error;
 use crate::store::{
-    ArchiveFilter, ArchiveRow, Beside, Boundary, Expired, LogRow, OldPage, Partition, Reply, RetentionStore, Retired, RowSize,
-    Search, Shelf, Tables, expired_ids, numbers, on,
+    ArchiveFilter, ArchiveRow, Beside, Bisection, Boundary, Expired, LogRow, OldPage, Partition, Reply, RetentionStore, Retired,
+    RowSize, Shelf, Tables, expired_ids, numbers, on,
 };
 
 /// For calls that read many rows.
@@ -156,7 +156,7 @@ impl RetentionStore for SqliteStore {
         on!(self.work, self.deadline, "age of the log", |c| {
             let ends: (Option<i64>, Option<i64>) = sqlx::query_as(self.tables.sql(ENDS)).fetch_one(&mut *c).await?;
             let (Some(lowest), Some(highest)) = ends else { return Ok(None) };
-            let mut search = Search::new(lowest, highest);
+            let mut search = Bisection::new(lowest, highest);
             while let Some(at) = search.next() {
                 let found = sqlx::query_as(self.tables.sql(AT)).bind(at).bind(millis(term)).fetch_optional(&mut *c).await?;
                 search.seen(at, found);
