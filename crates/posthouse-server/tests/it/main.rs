@@ -9,6 +9,8 @@ mod groups;
 mod inbox;
 mod many;
 mod relay;
+#[cfg(feature = "archive")]
+mod retention;
 mod support;
 mod transports;
 mod xxl_job;

@@ -63,6 +63,9 @@ pub const DUTY: &str = "retention";
 /// How long a round's duty outlives its process.
 const LEASE: Duration = Duration::from_secs(60);
 
+/// What can't go yet is tried again after this.
+const SOON: Duration = Duration::from_secs(300);
+
 /// Takes old rows out of one database.
 pub struct Retention {
     store: Arc<dyn Store>,
@@ -238,6 +241,9 @@ impl Retention {
                     said = problems;
                     if report.messages() > 0 {
                         tracing::info!(messages = report.messages(), files = report.files, "old messages are gone");
+                    }
+                    if !report.waiting.is_empty() {
+                        pause = pause.min(SOON);
                     }
                     if report.unfinished && report.problems.is_empty() {
                         // Others have the database for a while, and then it goes on.

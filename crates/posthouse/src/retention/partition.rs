@@ -19,7 +19,7 @@ use crate::store::Shelf;
 use crate::store::{ArchiveFilter, Partition, Retired, Step};
 
 /// How often it is tried to detach a partition in one round, and how long it waits before the next time.
-const TRIES: u32 = 20;
+const TRIES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) fn found(partition: &Partition) -> Retired {

@@ -24,7 +24,7 @@ use crate::{Error, ErrorKind};
 const LONG: Duration = Duration::from_secs(600);
 
 /// Tries without waiting, where the server can do that; then it waits.
-const AT_ONCE: u32 = 10;
+const AT_ONCE: u32 = 4;
 
 /// The error numbers of a partition that isn't there, and of a list of partitions that would be empty.
 const NO_SUCH_PARTITION: [u16; 2] = [1507, 1735];

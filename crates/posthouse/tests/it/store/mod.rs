@@ -14,4 +14,4 @@ mod problems;
 mod publish;
 mod reading;
 mod runs;
-mod tables;
+pub(crate) mod tables;
