@@ -89,6 +89,9 @@ pub(crate) enum Command {
     /// Look at groups of houses, run them now, stop or pause them
     #[command(subcommand)]
     Groups(Groups),
+    /// Take old messages out of the databases, and look at what went
+    #[command(subcommand)]
+    Retention(RetentionCommand),
     /// Look at runs of groups
     #[command(subcommand)]
     Runs(Runs),
@@ -450,6 +453,36 @@ pub(crate) enum Groups {
     Resume {
         /// The group
         name: String,
+    },
+}
+
+const RETENTION_RUN: &str = "\
+Messages that aren't delivered never go. The relay does the same by itself, as often as retention.every says; only one process \
+does it at a time.
+
+Exit codes: 0 all that is over its term is gone, or would be; 1 something could not go yet, or another process is at it; \
+2 configuration; 3 a database can't be reached.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RetentionCommand {
+    /// Take out what is over its term, now
+    #[command(after_help = RETENTION_RUN)]
+    Run {
+        /// Say what would go, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show the log's partitions, what went, and the files of the archive
+    Status {
+        /// At most this many of those that went, and of files
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
+    },
+    /// Read files of the archive back and compare them with what was written
+    Verify {
+        /// At most this many, the newest first
+        #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
+        limit: u32,
     },
 }
 

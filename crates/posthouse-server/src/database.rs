@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use posthouse::inbox::Inbox;
+use posthouse::retention::Retention;
 use posthouse::store::{Backend, InboxStore, Store};
 use posthouse::{
     Adopted, AdoptedRelay, AdoptedRelayBuilder, Error, InboxSettings, Message, MessageId, Outbox, Relay, RelayBuilder,
+    RetentionSettings,
 };
 use sqlx::Connection;
 use sqlx::mysql::MySqlConnectOptions;
@@ -31,6 +33,9 @@ const PAGE_ANSWER: Duration = Duration::from_secs(15);
 
 /// Connections that pages and the API use at a time, per set of tables.
 pub(crate) const PAGE_CONNECTIONS: u32 = 2;
+
+/// Connections of retention: for its work, and for the lease that it renews meanwhile.
+const RETENTION_CONNECTIONS: u32 = 2;
 
 /// Where a URL leads.
 #[derive(Debug)]
@@ -159,6 +164,7 @@ pub(crate) struct Database {
     /// Its URL without secrets.
     pub(crate) shown: String,
     expected_houses: Option<u16>,
+    retention: Option<RetentionSettings>,
     outbox: Box<dyn AnyOutbox>,
 }
 
@@ -185,7 +191,13 @@ impl Database {
             Target::Sqlite(options) => sqlite(*options, create, config),
         };
         let outbox = made.map_err(|e| Failure { text: format!("database {name:?}: {}", e.text), ..e })?;
-        Ok(Self { name: name.to_owned(), shown: redact_url(&config.url), expected_houses: config.houses, outbox })
+        Ok(Self {
+            name: name.to_owned(),
+            shown: redact_url(&config.url),
+            expected_houses: config.houses,
+            retention: config.retention.clone(),
+            outbox,
+        })
     }
 
     /// Connects once, so that what is wrong is told exactly and at once; a pool would keep trying.
@@ -234,6 +246,23 @@ impl Database {
     /// A store for the pages and the API: few connections, closed when nobody looks.
     pub(crate) fn store_for_people(&self) -> Arc<dyn Store> {
         self.outbox.store_for_people(PAGE_ANSWER, PAGE_CONNECTIONS)
+    }
+
+    /// What takes old rows out of it, with connections of its own that are closed when it rests; None where nothing is to be
+    /// removed.
+    pub(crate) fn retention(&self) -> Result<Option<Retention>, Failure> {
+        let Some(settings) = &self.retention else { return Ok(None) };
+        self.retention_with(settings.clone()).map(Some)
+    }
+
+    pub(crate) fn retention_with(&self, settings: RetentionSettings) -> Result<Retention, Failure> {
+        Retention::new(self.outbox.store_for_people(ANSWER, RETENTION_CONNECTIONS), &self.name, settings)
+            .map_err(|e| self.failure(&e))
+    }
+
+    /// How long what is done with stays in it; None: all of it, for ever.
+    pub(crate) fn retention_settings(&self) -> Option<&RetentionSettings> {
+        self.retention.as_ref()
     }
 
     /// What consumers received, for one command.

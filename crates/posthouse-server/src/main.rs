@@ -50,6 +50,7 @@ async fn main() -> ExitCode {
         Command::Inbox(command) => commands::inbox::run(&cli.global, command).await,
         Command::Houses(command) => commands::houses::run(&cli.global, command).await,
         Command::Groups(command) => commands::groups::run(&cli.global, command).await,
+        Command::Retention(command) => commands::retention::run(&cli.global, command).await,
         Command::Runs(command) => commands::runs::run(&cli.global, command).await,
         Command::Alerts(command) => commands::alerts::run(&cli.global, command).await,
         Command::Destinations => commands::destinations::run(&cli.global).await,

@@ -47,6 +47,9 @@ pub enum Error {
     /// A setting can't hold; the text names it and its limit.
     #[error("{0}")]
     Config(String),
+    /// An archive can't be written or read, or what was read isn't what was written.
+    #[error("archive: {0}")]
+    Archive(String),
 }
 
 /// What a caller can do about an [`Error`].
@@ -59,7 +62,7 @@ pub enum ErrorKind {
     Config,
     /// A conflict with another transaction (serialization failure, deadlock, lock timeout, busy): run the whole transaction again.
     Conflict,
-    /// The database could not be reached or did not answer in time.
+    /// The database could not be reached or did not answer in time, or an archive can't be used.
     Unavailable,
     /// The database refused for another reason.
     Database,
@@ -74,7 +77,7 @@ impl Error {
             Error::Invalid { .. } | Error::NotInTransaction | Error::Json(_) => ErrorKind::Invalid,
             Error::Schema(_) | Error::Config(_) => ErrorKind::Config,
             Error::RollbackOnly(_) => ErrorKind::RolledBack,
-            Error::Timeout { .. } => ErrorKind::Unavailable,
+            Error::Timeout { .. } | Error::Archive(_) => ErrorKind::Unavailable,
             Error::Database(e) => database_kind(e),
         }
     }

@@ -89,6 +89,8 @@ pub mod message;
 mod outbox;
 #[cfg(feature = "relay")]
 mod relay;
+#[cfg(feature = "relay")]
+pub mod retention;
 mod router;
 #[cfg(feature = "relay")]
 pub mod schedule;
@@ -121,9 +123,9 @@ pub use relay::{
 };
 pub use router::{MAX_PLACES, Place, Router};
 pub use settings::{
-    Adopted, AdoptedNotify, AdoptedPayload, AdoptedPreset, AdoptedState, CloudEvents, CloudEventsMode, ExchangeType, Group,
-    Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings, Retry, Route, StateCode, Trigger,
-    WhenBusy,
+    Adopted, AdoptedNotify, AdoptedPayload, AdoptedPreset, AdoptedState, ArchiveFormat, CloudEvents, CloudEventsMode,
+    ExchangeType, Group, Houses, HttpRoute, Misfire, OnExhausted, Ordering, QueueType, RabbitMqRoute, RelaySettings,
+    RetentionSettings, Retry, Route, S3Settings, StateCode, Trigger, WhenBusy,
 };
 #[cfg(feature = "inbox")]
 pub use settings::{ConsumerOrder, ConsumerSettings, IdFrom, InboxSettings, MissingId};

@@ -13,6 +13,7 @@ pub(crate) mod migrate;
 pub(crate) mod payload;
 pub(crate) mod publish;
 pub(crate) mod relay;
+pub(crate) mod retention;
 pub(crate) mod runs;
 
 use std::io::{BufRead, IsTerminal, Write};

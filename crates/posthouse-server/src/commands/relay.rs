@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use posthouse::retention::Retention;
 use posthouse::{AdoptedRelayBuilder, Relay, RelayBuilder};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{groups, load};
@@ -90,6 +92,7 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     // Installed first, so that a signal during the start is not lost.
     let mut signals = Signals::new()?;
     let builders = databases.iter().map(|d| builder(config, d)).collect::<Result<Vec<_>, _>>()?;
+    let takers = databases.iter().filter_map(|d| d.retention().transpose()).collect::<Result<Vec<_>, _>>()?;
     let adopted = adopted(config, databases)?;
     let scans = adopted.iter().map(|s| Arc::new(ServedAdopted::new(&s.database.name, &s.name))).collect();
     let served = Arc::new(Served::new(config, databases, scans, true));
@@ -102,9 +105,11 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
     let sampler = Sampler::start(&served);
 
     let mut executor = Executor::none();
+    let mut retention = Vec::new();
     let started = async {
         start(databases, builders, adopted, &served).await?;
         executor = Executor::start(config, &served).await?;
+        retention = keep_out(takers);
         Ok(())
     };
     let result = tokio::select! {
@@ -118,6 +123,11 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
         () = signals.next() => Ok(()),
     };
     served.draining.store(true, Ordering::Relaxed);
+    for task in retention {
+        // It can be cut off anywhere; what ends it is no news.
+        task.abort();
+        let _ = task.await;
+    }
     if served.databases.iter().any(|d| d.is_running()) {
         tracing::info!(deadline = ?drain, "stopping: what is in flight is finished; a second signal stops at once");
     }
@@ -139,6 +149,11 @@ async fn serve(config: &Arc<Config>, databases: &[Arc<Database>], drain: Duratio
         tracing::info!("stopped");
     }
     result
+}
+
+/// Takes old rows out of each database, now and then.
+fn keep_out(takers: Vec<Retention>) -> Vec<JoinHandle<()>> {
+    takers.into_iter().map(|retention| tokio::spawn(async move { retention.repeat().await })).collect()
 }
 
 /// Stops everything that sends.
@@ -285,6 +300,7 @@ async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) ->
     crate::alerts::channels::Channels::new(&config.channels)?;
     for database in databases {
         drop(builder(config, database)?);
+        drop(database.retention()?);
     }
     let answers = futures_util::future::join_all(databases.iter().map(|d| d.ready())).await;
     let mut told = Vec::new();

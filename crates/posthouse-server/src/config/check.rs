@@ -16,6 +16,14 @@ use crate::database::Target;
 pub(super) fn relations(config: &Config, walk: &mut Walk<'_>) {
     let mut found = Vec::new();
     told(config.relay.problems(), "relay", walk, &mut found);
+    if let Some(retention) = &config.retention {
+        told(retention.problems(), "retention", walk, &mut found);
+    }
+    for (name, database) in config.databases.iter().filter(|(_, d)| d.retention != config.retention) {
+        if let Some(retention) = &database.retention {
+            told(retention.problems(), &join(&join("databases", name), "retention"), walk, &mut found);
+        }
+    }
     for (name, settings) in &config.transports {
         let at = join("transports", name);
         told(settings.problems(), &at, walk, &mut found);

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use posthouse::{Adopted, Group, RelaySettings, Route};
+use posthouse::{Adopted, Group, RelaySettings, RetentionSettings, Route};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -83,6 +83,8 @@ pub(crate) struct Config {
     /// How long the history of alerts is kept.
     pub(crate) alerts_retention: Duration,
     pub(crate) relay: RelaySettings,
+    /// For databases that have none of their own. None: nothing is removed.
+    pub(crate) retention: Option<RetentionSettings>,
     pub(crate) server: ServerConfig,
     /// As they are written.
     written_masks: Vec<MaskConfig>,
@@ -125,6 +127,9 @@ pub(crate) struct DatabaseConfig {
     pub(crate) tables: Option<Vec<String>>,
     pub(crate) schema: Option<String>,
     pub(crate) houses: Option<u16>,
+    /// What stands under `retention` in the file, with what stands under `[retention]` where it says nothing.
+    #[serde(skip)]
+    pub(crate) retention: Option<RetentionSettings>,
 }
 
 fn prefix() -> String {
@@ -142,7 +147,7 @@ impl std::fmt::Debug for DatabaseConfig {
 
 impl DatabaseConfig {
     fn of_url(url: String) -> Self {
-        Self { url, prefix: prefix(), tables: None, schema: None, houses: None }
+        Self { url, prefix: prefix(), tables: None, schema: None, houses: None, retention: None }
     }
 
     /// The prefix of each set of tables.
@@ -184,7 +189,7 @@ pub(crate) fn load(file: Option<&Path>, database: Option<&str>) -> Result<Config
     let given = database.filter(|d| d.contains(':')).map(str::to_owned);
     let given = given.or_else(|| env(DATABASE_VARIABLE).filter(|url| !url.is_empty() && config.databases.is_empty()));
     if let Some(url) = given {
-        let only = DatabaseConfig::of_url(url);
+        let only = DatabaseConfig { retention: config.retention.clone(), ..DatabaseConfig::of_url(url) };
         let mut problems = Vec::new();
         check::database("--database", &only, &BTreeMap::new(), &mut problems);
         if !problems.is_empty() {
@@ -247,7 +252,9 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     let transports = transports(&mut walk, table.remove("transports"));
     let named: Vec<String> =
         table.get("databases").and_then(Value::as_table).map(|t| t.keys().cloned().collect()).unwrap_or_default();
-    let databases: BTreeMap<String, DatabaseConfig> =
+    let general = table.remove("retention");
+    let own = own_retention(table.get_mut("databases"));
+    let mut databases: BTreeMap<String, DatabaseConfig> =
         sections(&mut walk, "databases", table.remove("databases"), |walk, at, t| {
             // Without a URL the rest can't be judged; if there was a wrong one, that has been told.
             let url = t.contains_key("url");
@@ -261,6 +268,13 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         });
     walk.broken_databases = named.into_iter().filter(|name| !databases.contains_key(name)).collect();
     let written = groups::read(&mut walk, table.remove("groups"));
+    let retention = retention(&mut walk, "retention", general.as_ref(), None);
+    for (name, database) in &mut databases {
+        database.retention = match own.get(name) {
+            Some(own) => self::retention(&mut walk, &join(&join("databases", name), "retention"), general.as_ref(), Some(own)),
+            None => retention.clone(),
+        };
+    }
     let groups = written.iter().filter_map(|w| w.group.clone()).collect();
     let routes: BTreeMap<String, Route> = sections(&mut walk, "routes", table.remove("routes"), |_, _, _| true);
     let adopted: BTreeMap<String, Adopted> = sections(&mut walk, "adopted", table.remove("adopted"), |_, _, _| true);
@@ -297,6 +311,7 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
         channels,
         alerts_retention,
         relay,
+        retention,
         server,
         written_masks,
         masks,
@@ -312,6 +327,21 @@ fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Confi
     #[cfg(feature = "rabbitmq")]
     watch::of_routes(&mut config);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
+}
+
+/// What databases say about retention themselves, taken out of them.
+fn own_retention(databases: Option<&mut Value>) -> BTreeMap<String, Value> {
+    let databases = databases.and_then(Value::as_table_mut).into_iter().flatten();
+    databases.filter_map(|(name, database)| Some((name.clone(), database.as_table_mut()?.remove("retention")?))).collect()
+}
+
+/// What is said for one database goes before what is said for all, key by key.
+fn retention(walk: &mut Walk<'_>, at: &str, general: Option<&Value>, own: Option<&Value>) -> Option<RetentionSettings> {
+    let mut both = Table::new();
+    for value in [general, own].into_iter().flatten().filter_map(Value::as_table) {
+        both.extend(value.clone());
+    }
+    if general.or(own).is_none() { None } else { typed(walk, at, Value::Table(both)) }
 }
 
 /// A table as the type it stands for. The walk has taken out what doesn't fit, so an error here is rare.

@@ -37,6 +37,8 @@ pub(super) enum Shape {
     /// A number, or a length of time in quotes: which one, the key beside it decides.
     Amount,
     Duration,
+    /// A length of time, or "never".
+    Term,
     Texts,
     OneOf(&'static [&'static str]),
     Table(Keys),
@@ -163,12 +165,32 @@ pub(super) const NATS: Shape = Shape::Table(&[
     ("connect_timeout", Shape::Duration),
     ("watch", Shape::Tables(&[("stream", Shape::Text), ("consumers", Shape::Texts)])),
 ]);
+const S3: Keys = &[
+    ("endpoint", Shape::Url),
+    ("region", Shape::Text),
+    ("access_key", Shape::Secret),
+    ("secret_key", Shape::Secret),
+    ("session_token", Shape::Secret),
+];
+const RETENTION: Keys = &[
+    ("sent", Shape::Term),
+    ("receipts", Shape::Term),
+    ("attempts", Shape::Term),
+    ("dedup", Shape::Term),
+    ("audit", Shape::Term),
+    ("every", Shape::Duration),
+    ("budget", Shape::Duration),
+    ("archive", Shape::Text),
+    ("format", Shape::OneOf(&["ndjson", "parquet"])),
+    ("s3", Shape::Table(S3)),
+];
 const DATABASE: Shape = Shape::Table(&[
     ("url", Shape::Url),
     ("prefix", Shape::Text),
     ("tables", Shape::Texts),
     ("schema", Shape::Text),
     ("houses", Shape::Whole(1, posthouse::store::MAX_HOUSES as i64)),
+    ("retention", Shape::Table(RETENTION)),
 ]);
 const XXL_JOB: Keys = &[
     ("admins", Shape::Urls),
@@ -263,6 +285,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
     ("alerts", Shape::Tables(ALERT)),
     ("channels", Shape::Named(&Shape::Table(&[]))),
     ("relay", Shape::Table(RELAY)),
+    ("retention", Shape::Table(RETENTION)),
     ("server", Shape::Table(SERVER)),
     ("masks", Shape::Tables(MASK)),
     ("telemetry", Shape::Table(TELEMETRY)),
@@ -270,7 +293,7 @@ pub(super) const FILE: Shape = Shape::Table(&[
 ]);
 
 /// Keys that people may know from the description of later versions.
-const LATER: [&str; 2] = ["retention", "inbox"];
+const LATER: [&str; 1] = ["inbox"];
 
 /// Goes through the file, expands variables, collects problems, and takes out what is wrong.
 pub(super) struct Walk<'a> {
@@ -497,6 +520,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         Shape::Number => "a number",
         Shape::Amount => "a number, or a length of time in quotes",
         Shape::Duration => "a length of time in quotes, such as \"500ms\", \"10s\", \"5m\"",
+        Shape::Term => "a length of time in quotes, such as \"7d\", or \"never\"",
         Shape::Texts | Shape::Urls | Shape::Secrets => "a list of texts, such as [\"a\", \"b\"]",
         Shape::Property => "text, a number, or true or false",
         Shape::Any | Shape::Free => "text, a number, true or false, a list or a table",
@@ -535,11 +559,15 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
             *value = Value::Float(*n as f64);
             Ok(())
         }
-        (Shape::Duration, Value::String(text)) => match humantime::parse_duration(text) {
+        (Shape::Term, Value::String(text)) if text == "never" => Ok(()),
+        (Shape::Duration | Shape::Term, Value::String(text)) => match humantime::parse_duration(text) {
             Ok(_) => Ok(()),
             Err(e) => Err((
                 format!("is no length of time: {e}"),
-                "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
+                match shape {
+                    Shape::Term => "write a number and a unit, such as \"7d\", or \"never\"".into(),
+                    _ => "write a number and a unit, such as \"500ms\", \"10s\", \"5m\"".into(),
+                },
             )),
         },
         (Shape::Texts | Shape::Urls | Shape::Secrets, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(()),
@@ -627,6 +655,8 @@ mod tests {
         same(&Route::default(), ROUTE, &[]);
         same(&Retry::default(), RETRY, &[]);
         same(&Group::default(), GROUP, &[]);
+        same(&posthouse::RetentionSettings::default(), RETENTION, &[]);
+        same(&posthouse::S3Settings::default(), S3, &[]);
         same(&super::super::ServerConfig::default(), SERVER, &[]);
         same(&super::super::MaskConfig::default(), MASK, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use posthouse::Route;
+use posthouse::{RetentionSettings, Route};
 use serde_json::{Map, Value, json};
 
 use super::redact::{self, REDACTED};
@@ -48,6 +48,9 @@ impl Config {
         out["channels"] = self.channels.iter().map(|(name, c)| (name.clone(), c.shown())).collect::<Map<_, _>>().into();
         out["alerts"] = self.alerts.iter().map(Rule::shown).collect();
         out["server"]["alerts_retention"] = humantime::format_duration(self.alerts_retention).to_string().into();
+        if let Some(settings) = &self.retention {
+            out["retention"] = retention(settings);
+        }
         if !self.groups.is_empty() {
             out["groups"] = json!(self.groups);
         }
@@ -85,6 +88,23 @@ fn shown_watch(watched: &BTreeSet<Watched>, kind: Option<&str>) -> Value {
 fn database(database: &DatabaseConfig) -> Value {
     let mut shown = json!(database);
     shown["url"] = redact::url(&database.url).into();
+    if let Some(settings) = &database.retention {
+        shown["retention"] = retention(settings);
+    }
+    shown
+}
+
+fn retention(settings: &RetentionSettings) -> Value {
+    let mut shown = json!(settings);
+    let s3 = &settings.s3;
+    if let Some(endpoint) = &s3.endpoint {
+        shown["s3"]["endpoint"] = redact::url(endpoint).into();
+    }
+    for (key, value) in [("access_key", &s3.access_key), ("secret_key", &s3.secret_key), ("session_token", &s3.session_token)] {
+        if value.is_some() {
+            shown["s3"][key] = REDACTED.into();
+        }
+    }
     shown
 }
 

@@ -102,7 +102,6 @@ fn unknown_keys_are_errors_with_a_suggestion() {
     one("[transports.http]\nallow_privat = true", "transports.http.allow_privat", &["allow_private"]);
     one("[server]\nlisten_on = \"127.0.0.1:1\"", "server.listen_on", &["the keys here are listen, allow_public"]);
     one("[[masks]]\npath = [\"$.a\"]", "masks[0].path", &["did you mean", "paths"]);
-    one("[retention]\nsent = \"7d\"", "retention", &["not available in this version"]);
     one("[relay.default_route]\nto = \"https://x.example/\"", "relay.default_route.to", &["has no effect"]);
 }
 

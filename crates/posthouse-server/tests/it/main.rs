@@ -17,6 +17,8 @@ mod many;
 #[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "otlp"))]
 mod metrics;
 mod relay;
+#[cfg(feature = "archive")]
+mod retention;
 mod support;
 mod transports;
 mod xxl_job;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Retry;
+use super::{Retry, or_never};
 
 /// What happens to a message whose id is missing or can't be stored (longer than 255 bytes, or with NUL in it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -68,41 +68,6 @@ pub struct InboxSettings {
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
-
-/// A length of time, or `"never"` for none: a file has no null.
-mod or_never {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Never(Never),
-        After(#[serde(with = "humantime_serde")] Duration),
-    }
-
-    #[derive(Deserialize)]
-    enum Never {
-        #[serde(rename = "never")]
-        Never,
-    }
-
-    pub(super) fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(d) => humantime_serde::serialize(d, serializer),
-            None => serializer.serialize_str("never"),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-        match Option::<Written>::deserialize(deserializer) {
-            Ok(Some(Written::After(d))) => Ok(Some(d)),
-            Ok(Some(Written::Never(Never::Never)) | None) => Ok(None),
-            Err(_) => Err(serde::de::Error::custom("write a length of time such as \"15d\", or \"never\"")),
-        }
-    }
-}
 
 impl Default for InboxSettings {
     fn default() -> Self {

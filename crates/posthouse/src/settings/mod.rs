@@ -7,7 +7,9 @@ mod consumer;
 mod group;
 #[cfg(feature = "inbox")]
 mod inbox;
+mod or_never;
 mod rabbitmq;
+mod retention;
 
 use std::time::Duration;
 
@@ -21,6 +23,9 @@ pub use group::{Group, Houses, Misfire, Trigger, WhenBusy};
 #[cfg(feature = "inbox")]
 pub use inbox::{InboxSettings, MissingId};
 pub use rabbitmq::{ExchangeType, QueueType, RabbitMqRoute};
+pub use retention::{ArchiveFormat, RetentionSettings, S3Settings};
+#[cfg(feature = "archive")]
+pub(crate) use retention::{ArchivePlace, place};
 use serde::{Deserialize, Serialize};
 
 /// Where messages of one destination name go, and how.

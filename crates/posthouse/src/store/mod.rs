@@ -11,6 +11,7 @@
 //! | `runs.rs` | runs of groups |
 //! | `alerts.rs` | how alerts stand, what happened, whom to tell; what is measured for them |
 //! | `examine.rs` | what `posthouse doctor` asks |
+//! | `retention.rs` | taking old rows out |
 //! | `duty.rs` | work that one instance does for all; audit lines |
 //! | `overview.rs` | what a dashboard asks about the tables as a whole |
 //!
@@ -46,6 +47,8 @@ pub(crate) mod postgres;
 #[cfg(feature = "relay")]
 mod relay;
 #[cfg(feature = "relay")]
+mod retention;
+#[cfg(feature = "relay")]
 mod runs;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
@@ -68,6 +71,8 @@ pub use overview::*;
 pub use passed::Passed;
 #[cfg(feature = "relay")]
 pub use relay::*;
+#[cfg(feature = "relay")]
+pub use retention::*;
 #[cfg(feature = "relay")]
 pub use runs::*;
 

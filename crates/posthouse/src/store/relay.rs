@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{AlertStore, Examination, Listed, Passed, RunStore};
+use super::{AlertStore, Examination, Listed, Passed, RetentionStore, RunStore};
 use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
@@ -629,6 +629,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn alerts(&self) -> &dyn AlertStore;
     /// What a dashboard asks.
     fn overview(&self) -> &dyn super::OverviewStore;
+    /// Taking old rows out.
+    fn retention(&self) -> &dyn RetentionStore;
 
     /// The lowest rows of each key, as far as they are eligible, of up to `limit` per key. Starts behind what is [`Passed`].
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;

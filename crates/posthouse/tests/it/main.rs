@@ -43,6 +43,8 @@ mod publish_api;
 mod rabbitmq;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]
 mod relay;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "archive"))]
+mod retention;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "http", feature = "testing"))]
 mod roles;
 #[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "relay"))]

@@ -202,6 +202,8 @@ impl Search for Steps<'_> {
             }
         }
         out.sort_unstable_by_key(|hit| std::cmp::Reverse(hit.row.id));
+        // What is kept before its partition leaves the log is in both for a while.
+        out.dedup_by_key(|hit| hit.row.id);
         out.truncate(limit as usize);
         Ok(out)
     }
@@ -359,9 +361,9 @@ pub(super) async fn act(
 
 pub(super) async fn backlog(conn: &mut MySqlConnection, tables: &Tables) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query(tables.sql(
-        "SELECT b.destination, b.status, b.messages, TIMESTAMPDIFF(MICROSECOND, m.created_at, UTC_TIMESTAMP(6)) DIV 1000 \
+        "SELECT b.destination, b.status, b.messages, TIMESTAMPDIFF(MICROSECOND, COALESCE(m.created_at, k.created_at), UTC_TIMESTAMP(6)) DIV 1000 \
            FROM (SELECT p.destination, p.status, COUNT(*) AS messages, MIN(p.id) AS low FROM {pending} p GROUP BY p.destination, p.status) b \
-           LEFT JOIN {message} m ON m.id = b.low ORDER BY b.destination, b.status",
+           LEFT JOIN {message} m ON m.id = b.low LEFT JOIN {kept} k ON k.id = b.low ORDER BY b.destination, b.status",
     ))
     .fetch_all(conn)
     .await?;

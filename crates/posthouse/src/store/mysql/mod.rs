@@ -19,6 +19,8 @@ mod publish;
 #[cfg(feature = "relay")]
 mod relay;
 #[cfg(feature = "relay")]
+mod retention;
+#[cfg(feature = "relay")]
 mod runs;
 #[cfg(feature = "relay")]
 mod upkeep;

@@ -33,7 +33,7 @@ const PUBLISHED: &str = "SELECT m.id, m.message_id, m.type, m.destination, m.mes
       FROM {pending} p JOIN {message} m ON m.id = p.id \
      UNION ALL \
     SELECT m.id, m.message_id, m.type, m.destination, m.message_key, m.payload, m.content_type, CAST(m.headers AS BINARY) \
-      FROM {pending} p JOIN {kept} m ON m.id = p.id \
+      FROM {pending} p JOIN {kept} m ON m.id = p.id WHERE NOT EXISTS (SELECT 1 FROM {message} l WHERE l.id = p.id) \
      ORDER BY 1";
 
 /// (absolute, relative) in microseconds.

@@ -79,5 +79,69 @@ CREATE TABLE {alert_report} (
 );
 
 -- Retention.
+-- A partition of the log on its way out, and those that went. Every step is written down when it is done, so that the next
+-- round goes on where one was cut off.
+CREATE TABLE {retired} (
+    part      bigint PRIMARY KEY,
+    low       bigint NOT NULL,
+    high      bigint NOT NULL,
+    -- FOUND, DETACHED, KEPT, ARCHIVED, VERIFIED, DROPPED.
+    step      text NOT NULL,
+    -- Messages that weren't delivered, now in {=kept}.
+    survivors bigint NOT NULL DEFAULT 0,
+    -- Messages that went.
+    amount    bigint NOT NULL DEFAULT 0,
+    found_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    step_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- One row per file of an archive. It is noted before it is written, and its messages go when it has been read back.
+CREATE TABLE {archive} (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    location   text NOT NULL UNIQUE,
+    -- Where its messages were: message, kept.
+    shelf      text NOT NULL,
+    -- The partition they were in; NULL: rows that went one by one.
+    part       bigint,
+    low        bigint NOT NULL,
+    high       bigint NOT NULL,
+    amount     bigint NOT NULL,
+    bytes      bigint NOT NULL,
+    sha256     text NOT NULL,
+    noted_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    written_at timestamptz,
+    removed_at timestamptz
+);
+CREATE INDEX {-archive_part} ON {archive} (part) WHERE part IS NOT NULL;
+CREATE INDEX {-archive_open} ON {archive} (id) WHERE removed_at IS NULL;
+
+-- Rows are copied to {=kept} before their partition is detached, and stay there when they are delivered: so a row of it counts
+-- while there is none in the log, which is looked up by its primary key.
+CREATE OR REPLACE VIEW {outbox} AS
+    SELECT p.id, m.message_id, m.type, p.destination, m.message_key, p.status, p.attempts, p.claims, p.max_attempts,
+           CASE WHEN p.status <> 'FAILED' THEN p.due_at END AS next_attempt_at, p.last_error, p.version, p.house, p.updated_at,
+           m.payload, m.content_type, m.headers, m.created_at, m.deliver_at
+      FROM {pending} p JOIN {message} m ON m.id = p.id
+    UNION ALL
+    SELECT p.id, m.message_id, m.type, p.destination, m.message_key, p.status, p.attempts, p.claims, p.max_attempts,
+           CASE WHEN p.status <> 'FAILED' THEN p.due_at END, p.last_error, p.version, p.house, p.updated_at,
+           m.payload, m.content_type, m.headers, m.created_at, m.deliver_at
+      FROM {pending} p JOIN {kept} m ON m.id = p.id
+     WHERE (SELECT l.id FROM {message} l WHERE l.id = m.id) IS NULL
+    UNION ALL
+    SELECT m.id, m.message_id, m.type, m.destination, m.message_key, 'SENT', NULL, NULL, m.max_attempts,
+           NULL, NULL, NULL, {house_of}(m.destination, m.message_key, m.message_id), NULL,
+           m.payload, m.content_type, m.headers, m.created_at, m.deliver_at
+      FROM {message} m
+     WHERE NOT EXISTS (SELECT FROM {pending} p
+                        WHERE p.house = {house_of}(m.destination, m.message_key, m.message_id) AND p.id = m.id)
+    UNION ALL
+    SELECT m.id, m.message_id, m.type, m.destination, m.message_key, 'SENT', NULL, NULL, m.max_attempts,
+           NULL, NULL, NULL, {house_of}(m.destination, m.message_key, m.message_id), NULL,
+           m.payload, m.content_type, m.headers, m.created_at, m.deliver_at
+      FROM {kept} m
+     WHERE (SELECT l.id FROM {message} l WHERE l.id = m.id) IS NULL
+       AND NOT EXISTS (SELECT FROM {pending} p
+                        WHERE p.house = {house_of}(m.destination, m.message_key, m.message_id) AND p.id = m.id);
 
 UPDATE {meta} SET schema_version = 5 WHERE schema_version < 5;

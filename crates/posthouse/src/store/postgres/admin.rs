@@ -33,12 +33,21 @@ macro_rules! wanted {
     };
 }
 
+/// What is kept before its partition leaves the log is in both for a while; one lookup by primary key for each kept row.
+macro_rules! alone {
+    () => {
+        " AND (SELECT d.id FROM {message} d WHERE d.id = k.id) IS NULL"
+    };
+}
+
 // Plan: the log by a range of its primary key (partitions outside of it are pruned), pending looked up by its primary key.
 const RANGE: &str = concat!(
     "SELECT ",
     columns!(),
     ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE id >= $1 AND id < $2 \
-                                           UNION ALL SELECT * FROM {kept} WHERE id >= $1 AND id < $2) l \
+                                           UNION ALL SELECT * FROM {kept} k WHERE k.id >= $1 AND k.id < $2",
+    alone!(),
+    ") l \
        LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id",
     wanted!()
 );
@@ -47,7 +56,9 @@ const RANGE: &str = concat!(
 const PENDING: &str = concat!(
     "SELECT ",
     columns!(),
-    ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE id = ANY($1) UNION ALL SELECT * FROM {kept} WHERE id = ANY($1)) l \
+    ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE id = ANY($1) UNION ALL SELECT * FROM {kept} k WHERE k.id = ANY($1)",
+    alone!(),
+    ") l \
        JOIN unnest($1::bigint[], $2::integer[]) c (id, house) ON c.id = l.id JOIN {pending} p ON p.house = c.house AND p.id = c.id",
     wanted!()
 );
@@ -57,7 +68,9 @@ const MESSAGE_ID: &str = concat!(
     "SELECT ",
     columns!(),
     ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE message_id = $1 AND id < $2 \
-                                           UNION ALL SELECT * FROM {kept} WHERE message_id = $1 AND id < $2) l \
+                                           UNION ALL SELECT * FROM {kept} k WHERE k.message_id = $1 AND k.id < $2",
+    alone!(),
+    ") l \
        LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id",
     wanted!()
 );
@@ -252,7 +265,8 @@ pub(super) async fn act(
 pub(super) async fn backlog(conn: &mut PgConnection, tables: &Tables) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query(tables.sql(
         "SELECT p.destination, p.status, count(*) AS messages, \
-                (extract(epoch FROM clock_timestamp() - (SELECT created_at FROM {message} m WHERE m.id = min(p.id))) * 1000)::bigint AS oldest \
+                (extract(epoch FROM clock_timestamp() - coalesce((SELECT created_at FROM {message} m WHERE m.id = min(p.id)), \
+                    (SELECT created_at FROM {kept} k WHERE k.id = min(p.id)))) * 1000)::bigint AS oldest \
            FROM {pending} p GROUP BY 1, 2 ORDER BY 1, 2",
     ))
     .fetch_all(conn)

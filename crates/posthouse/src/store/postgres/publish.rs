@@ -43,7 +43,7 @@ const INSERT_MANY_ONCE: &str = "WITH input AS (SELECT * FROM unnest($1::text[], 
 #[cfg(feature = "testing")]
 const PUBLISHED: &str = "SELECT m.id, convert_to(m.message_id, 'UTF8'), convert_to(m.type, 'UTF8'), convert_to(m.destination, 'UTF8'), \
            convert_to(m.message_key, 'UTF8'), m.payload, convert_to(m.content_type, 'UTF8'), convert_to(m.headers::text, 'UTF8') \
-      FROM {pending} p JOIN LATERAL (SELECT * FROM {message} l WHERE l.id = p.id UNION ALL SELECT * FROM {kept} k WHERE k.id = p.id) m ON true \
+      FROM {pending} p JOIN LATERAL (SELECT * FROM {message} l WHERE l.id = p.id UNION ALL SELECT * FROM {kept} k WHERE k.id = p.id LIMIT 1) m ON true \
      ORDER BY m.id";
 
 /// (absolute, relative) in microseconds.

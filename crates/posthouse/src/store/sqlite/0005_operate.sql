@@ -79,5 +79,22 @@ CREATE TABLE {alert_report} (
 ) STRICT;
 
 -- Retention.
+-- One row per file of an archive. It is noted before it is written, and its messages go when it has been read back.
+CREATE TABLE {archive} (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    location   TEXT NOT NULL UNIQUE,
+    -- Where its messages were: message.
+    shelf      TEXT NOT NULL,
+    part       INTEGER,
+    low        INTEGER NOT NULL,
+    high       INTEGER NOT NULL,
+    amount     INTEGER NOT NULL,
+    bytes      INTEGER NOT NULL,
+    sha256     TEXT NOT NULL,
+    noted_at   INTEGER NOT NULL DEFAULT (%NOW%),
+    written_at INTEGER,
+    removed_at INTEGER
+) STRICT;
+CREATE INDEX {-archive_open} ON {archive} (id) WHERE removed_at IS NULL;
 
 UPDATE {meta} SET schema_version = 5 WHERE schema_version < 5;

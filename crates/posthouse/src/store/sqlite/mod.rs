@@ -23,6 +23,8 @@ mod publish;
 #[cfg(feature = "relay")]
 mod relay;
 #[cfg(feature = "relay")]
+mod retention;
+#[cfg(feature = "relay")]
 mod runs;
 
 #[cfg(feature = "relay")]

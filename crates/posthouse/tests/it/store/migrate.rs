@@ -51,7 +51,8 @@ async fn without_groups<T: StoreDb>(db: &Fresh<T>) {
     for table in ["alert", "alert_event", "alert_notice", "alert_silence", "alert_report"] {
         db.run(&format!("DROP TABLE {{{table}}}")).await;
     }
-    for table in ["group", "run", "duty"].iter().chain((T::NAME != "sqlite").then_some(&"adopted")) {
+    let not_in_sqlite = ["adopted", "retired"].iter().filter(|_| T::NAME != "sqlite");
+    for table in ["group", "run", "duty", "archive"].iter().chain(not_in_sqlite) {
         db.run(&format!("DROP TABLE {{{table}}}")).await;
     }
     for column in ["houses", "run_houses"] {

@@ -16,4 +16,4 @@ mod problems;
 mod publish;
 mod reading;
 mod runs;
-mod tables;
+pub(crate) mod tables;
