@@ -78,6 +78,13 @@ pub struct LogFacts {
     pub bytes: i64,
 }
 
+impl LogFacts {
+    /// Ids and times of the lowest and the highest row, and the bytes.
+    pub fn new(first: i64, last: i64, first_ms: i64, last_ms: i64, bytes: i64) -> Self {
+        Self { first, last, first_ms, last_ms, bytes }
+    }
+}
+
 impl Examination {
     pub(crate) fn new(server: String, now_ms: i64) -> Self {
         Self { server, now_ms, schema: None, partitions_ahead: None, log: None, findings: Vec::new() }

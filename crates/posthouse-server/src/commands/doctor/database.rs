@@ -1,7 +1,9 @@
 //! One set of tables: what the database says about itself, and what the configuration makes of it.
 
-use posthouse::Houses;
+use std::time::Duration;
+
 use posthouse::store::{Backlog, Examination, Finding, LogFacts, SCHEMA_VERSION, Store};
+use posthouse::{Houses, RetentionSettings};
 
 use super::Examined;
 use crate::config::{Config, check, redact_url};
@@ -20,6 +22,9 @@ const OLD: i64 = 30;
 const LARGE: i64 = 1 << 30;
 
 const DAY: i64 = 86_400_000;
+
+/// How much longer than its term the log may go back beside the times between rounds.
+const LATE: Duration = Duration::from_secs(86_400);
 
 pub(super) async fn examine(config: &Config, database: &Database) -> Examined {
     let mut out = Examined::new(format!("database {}", database.name));
@@ -50,8 +55,9 @@ pub(super) async fn examine(config: &Config, database: &Database) -> Examined {
     if let Err(e) = houses_and_messages(config, store.as_ref(), houses, &mut out.findings).await {
         out.findings.push(Finding::error("messages", e.to_string(), "look at the error, and run this again"));
     }
+    let retention = config.sources().into_iter().find(|(name, _)| *name == database.name).and_then(|(_, d)| d.retention);
     if let Some(log) = &found.log {
-        out.findings.push(growth(log, found.now_ms));
+        out.findings.push(growth(log, found.now_ms, retention.as_ref()));
     }
     out
 }
@@ -210,15 +216,35 @@ fn age(ms: i64) -> String {
     output::span(std::time::Duration::from_millis(ms.unsigned_abs()))
 }
 
-/// Nothing removes what was delivered: how long that goes well.
-fn growth(log: &LogFacts, now_ms: i64) -> Finding {
-    let days = ((now_ms - log.first_ms) / DAY).max(0);
+/// What the log takes, against what removes it.
+fn growth(log: &LogFacts, now_ms: i64, retention: Option<&RetentionSettings>) -> Finding {
+    let old = (now_ms - log.first_ms).max(0);
+    let days = old / DAY;
     let told = format!("the log goes back {days} days and takes {}", output::bytes(log.bytes));
     let per_day = if days > 0 { format!(", {} more a day", output::bytes(log.bytes / days)) } else { String::new() };
-    if days > OLD || log.bytes > LARGE {
-        Finding::warning("growth", format!("{told}{per_day}; nothing removes it"), "give it a term: [retention] sent = \"7d\"")
+    let Some((settings, term)) = retention.and_then(|r| Some((r, r.sent?))) else {
+        return if days > OLD || log.bytes > LARGE {
+            Finding::warning(
+                "growth",
+                format!("{told}{per_day}; nothing removes it"),
+                "give it a term: [retention] sent = \"7d\"",
+            )
+        } else {
+            Finding::ok("growth", format!("{told}{per_day}"))
+        };
+    };
+    // A round or two may be late, and works for a while.
+    let late = term + settings.every * 2 + settings.budget + LATE;
+    if i128::from(old) > late.as_millis() as i128 {
+        let term = humantime::format_duration(term);
+        let text = format!("{told}, though delivered messages go after {term}: its oldest is not delivered, or retention lags");
+        Finding::warning(
+            "growth",
+            text,
+            "look at `posthouse retention status`, and at the relay's log; `posthouse retention run` works to the end",
+        )
     } else {
-        Finding::ok("growth", format!("{told}{per_day}"))
+        Finding::ok("growth", told)
     }
 }
 
@@ -247,5 +273,20 @@ mod tests {
         for (ahead, expected) in [(0, Severity::Error), (7, Severity::Warning), (8, Severity::Ok)] {
             assert_eq!(one(|f| partitions(Some(ahead), f)), expected);
         }
+    }
+
+    #[test]
+    fn the_log_is_measured_against_its_term() {
+        let log = |days: i64, bytes: i64| LogFacts::new(1, 9, 1_000 * DAY - days * DAY, 1_000 * DAY, bytes);
+        let mut week = RetentionSettings::default();
+        let look =
+            |days, bytes, retention: Option<&RetentionSettings>| growth(&log(days, bytes), 1_000 * DAY, retention).severity;
+        assert_eq!(look(30, 1 << 20, None), Severity::Ok);
+        assert_eq!(look(31, 1 << 20, None), Severity::Warning);
+        assert_eq!(look(1, LARGE + 1, None), Severity::Warning);
+        assert_eq!(look(8, LARGE + 1, Some(&week)), Severity::Ok);
+        assert_eq!(look(9, 1 << 20, Some(&week)), Severity::Warning);
+        week.sent = None;
+        assert_eq!(look(31, 1 << 20, Some(&week)), Severity::Warning, "never is as if there were none");
     }
 }

@@ -11,8 +11,8 @@ use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
     Action, Ahead, AlertStore, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination,
     House, HousePoll, HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES,
-    ORPHAN_ROWS, OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables,
-    Taken, Thin, Upkeep, Wanted, exactly, on, opened, search,
+    ORPHAN_ROWS, PEOPLE_IDLE, Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep,
+    Wanted, exactly, on, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
