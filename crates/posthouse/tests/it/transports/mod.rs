@@ -2,6 +2,7 @@
 
 mod statuses;
 mod targets;
+mod waiting;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
