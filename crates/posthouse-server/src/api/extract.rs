@@ -2,10 +2,10 @@
 
 use std::marker::PhantomData;
 
-use axum::body::to_bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::request::Parts;
+use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 
 use crate::ops::{Refusal, Refused};
@@ -63,5 +63,27 @@ impl<T: DeserializeOwned, M: Most, S: Send + Sync> FromRequest<S> for Body<T, M>
         })?;
         json.end().map_err(|e| Refused::new(Refusal::Invalid, format!("body: {e}")))?;
         Ok(Self(value, PhantomData))
+    }
+}
+
+/// Of a body that is too large so much more is read and thrown away: a client that is still sending wouldn't read the answer.
+const DISCARDED: usize = 32 << 20;
+
+async fn read(body: axum::body::Body, most: usize) -> Result<Vec<u8>, Refused> {
+    let (mut kept, mut seen) = (Vec::new(), 0_usize);
+    let mut stream = body.into_data_stream();
+    while let Some(part) = stream.next().await {
+        let part = part.map_err(|e| Refused::new(Refusal::Invalid, format!("body: {e}")))?;
+        seen = seen.saturating_add(part.len());
+        if seen <= most {
+            kept.extend_from_slice(&part);
+        } else if seen > most.saturating_add(DISCARDED) {
+            break;
+        }
+    }
+    if seen <= most {
+        Ok(kept)
+    } else {
+        Err(Refused::new(Refusal::Large, format!("the body may have {most} bytes")).limit(most as u64))
     }
 }

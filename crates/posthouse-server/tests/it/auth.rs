@@ -143,7 +143,7 @@ fn without_a_token_nobody_comes_in_and_a_viewer_changes_nothing() {
         scraper.get(path).status(200);
         viewer.get(path).status(200);
     }
-    scraper.get("/api/v1/databases").status(401);
+    assert!([401, 429].contains(&scraper.get("/api/v1/databases").status));
     assert_eq!(client.get("/readyz").json().as_object().unwrap().len(), 1, "no names of anything");
     assert!(viewer.get("/readyz").json()["databases"].is_object());
     client.get("/healthz").status(200);
@@ -276,7 +276,7 @@ fn secrets_appear_nowhere() {
     }
     told.push(w.client().bearer("s3cr3t-wrong").get(MESSAGES).text);
     told.push(w.client().send("POST", "/login", "application/x-www-form-urlencoded", "token=s3cr3t-wrong").text);
-    told.push(operator.post(MESSAGES, &json!({ "destination": "amqp://u:s3cr3t-error@h/" })).status(400).text);
+    told.push(operator.post(MESSAGES, &json!({ "destination": "ftp://u:s3cr3t-error@h/" })).status(400).text);
     for args in
         [&["relay", "--print-config"][..], &["relay", "--print-config", "--json"], &["relay", "--check"], &["destinations"]]
     {

@@ -210,7 +210,8 @@ mod messages {
         let plain =
             MessageFilter { limit: filter.limit, before: filter.before, within: filter.within, ..MessageFilter::default() };
         if *filter == (MessageFilter { sealed: filter.sealed.clone(), ..plain }) {
-            let hits = search.rows(Which::Range(from, below), filter, filter.limit).await?;
+            let floor = search.log_step(from, below, filter.limit).await?.unwrap_or(from);
+            let hits = search.rows(Which::Range(floor, below), filter, filter.limit).await?;
             return Ok(Listed::page(hits.into_iter().map(|hit| hit.row).collect(), filter.limit, |r: &MessageRow| r.id));
         }
         let picky = filter.destination.is_some() || filter.key.is_some();

@@ -161,8 +161,14 @@ impl Search for Steps<'_> {
             (&filter.key, " AND l.message_key = ?"),
         ];
         let times = [(filter.created_after_ms, ">="), (filter.created_before_ms, "<")];
-        let columns =
-            ["l.message_id", "l.message_key", "l.type", "COALESCE(p.destination, l.destination)", "p.last_error", "l.payload"];
+        let columns = [
+            "l.message_id",
+            "l.message_key",
+            "l.type",
+            "COALESCE(p.destination, l.destination)",
+            "CAST(p.last_error AS BINARY)",
+            "l.payload",
+        ];
         for (_, condition) in compared.iter().filter(|(value, _)| value.is_some()) {
             template.push_str(condition);
         }

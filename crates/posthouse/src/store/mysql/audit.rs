@@ -32,7 +32,7 @@ pub(super) async fn list(conn: &mut MySqlConnection, tables: &Tables, filter: &A
     let searching = filter.actor.is_some() || filter.action.is_some();
     let scan = if searching { AUDIT_SCAN } else { filter.limit };
     let mut sql = LIST.replace("%ROW%", if filter.row_id.is_some() { " AND row_id = ?" } else { "" });
-    let compared = [(&filter.actor, " AND actor = ?"), (&filter.action, " AND action = ?")];
+    let compared = [(&filter.actor, " AND CAST(actor AS BINARY) = ?"), (&filter.action, " AND action = ?")];
     for (value, condition) in compared {
         if value.is_some() {
             sql.push_str(condition);

@@ -435,7 +435,14 @@ impl InboxRows for MySql {
             values.push(kind.as_bytes());
         }
         if let Some(text) = &filter.text {
-            let columns = ["i.message_id", "i.type", "i.message_key", "i.last_error", "CAST(i.source AS BINARY)", "i.payload"];
+            let columns = [
+                "i.message_id",
+                "i.type",
+                "i.message_key",
+                "CAST(i.last_error AS BINARY)",
+                "CAST(i.source AS BINARY)",
+                "i.payload",
+            ];
             let searched = &columns[..columns.len() - usize::from(filter.sealed)];
             let found: Vec<String> = searched.iter().map(|column| format!("LOCATE(?, {column}) > 0")).collect();
             sql.push_str(&format!(" AND ({})", found.join(" OR ")));

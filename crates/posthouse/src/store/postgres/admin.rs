@@ -40,6 +40,8 @@ macro_rules! alone {
     };
 }
 
+// OFFSET 0 keeps the planner from reading all of pending instead: how many rows it has changes faster than statistics.
+
 // Plan: the log by a range of its primary key (partitions outside of it are pruned), pending looked up by its primary key.
 const RANGE: &str = concat!(
     "SELECT ",
@@ -48,7 +50,7 @@ const RANGE: &str = concat!(
                                            UNION ALL SELECT * FROM {kept} k WHERE k.id >= $1 AND k.id < $2",
     alone!(),
     ") l \
-       LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id",
+       LEFT JOIN LATERAL (SELECT * FROM {pending} q WHERE q.house = {house_of}(l.destination, l.message_key, l.message_id) AND q.id = l.id OFFSET 0) p ON true",
     wanted!()
 );
 
@@ -59,7 +61,7 @@ const PENDING: &str = concat!(
     ", l.destination AS published_to FROM (SELECT * FROM {message} WHERE id = ANY($1) UNION ALL SELECT * FROM {kept} k WHERE k.id = ANY($1)",
     alone!(),
     ") l \
-       JOIN unnest($1::bigint[], $2::integer[]) c (id, house) ON c.id = l.id JOIN {pending} p ON p.house = c.house AND p.id = c.id",
+       JOIN unnest($1::bigint[], $2::integer[]) c (id, house) ON c.id = l.id CROSS JOIN LATERAL (SELECT * FROM {pending} q WHERE q.house = c.house AND q.id = c.id OFFSET 0) p",
     wanted!()
 );
 
@@ -71,13 +73,13 @@ const MESSAGE_ID: &str = concat!(
                                            UNION ALL SELECT * FROM {kept} k WHERE k.message_id = $1 AND k.id < $2",
     alone!(),
     ") l \
-       LEFT JOIN {pending} p ON p.house = {house_of}(l.destination, l.message_key, l.message_id) AND p.id = l.id",
+       LEFT JOIN LATERAL (SELECT * FROM {pending} q WHERE q.house = {house_of}(l.destination, l.message_key, l.message_id) AND q.id = l.id OFFSET 0) p ON true",
     wanted!()
 );
 
 // Plan: the primary key downwards, as far as the limit, without the table.
-const LOG_STEP: &str = "SELECT min(id) FROM (SELECT id FROM (SELECT id FROM {message} WHERE id >= $1 AND id < $2 \
-         UNION ALL SELECT id FROM {kept} WHERE id >= $1 AND id < $2) l ORDER BY id DESC LIMIT $3) c HAVING count(*) = $3";
+const LOG_STEP: &str = "SELECT min(id) FROM ((SELECT id FROM {message} WHERE id >= $1 AND id < $2 ORDER BY id DESC LIMIT $3) \
+         UNION ALL (SELECT id FROM {kept} WHERE id >= $1 AND id < $2 ORDER BY id DESC LIMIT $3) ORDER BY 1 DESC LIMIT $3) c HAVING count(*) = $3";
 
 // Plan: per house the primary key downwards, as far as the limit. Rows may lie in houses that don't exist (any more).
 const PENDING_STEP: &str = "SELECT p.house, p.id, p.status, p.destination \
@@ -300,4 +302,73 @@ pub(super) async fn houses(conn: &mut PgConnection, tables: &Tables) -> Result<V
         })
     };
     Ok(rows.iter().map(house).collect::<Result<_, sqlx::Error>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::postgres::PgPoolOptions;
+    use sqlx::{AssertSqlSafe, Executor};
+
+    use super::*;
+    use crate::Outbox;
+
+    /// Every step of a list finds its rows through the index that it names, with the values known and without: a scan would
+    /// cost more with every message.
+    #[tokio::test]
+    async fn every_step_of_a_list_is_served_by_its_index() {
+        // Needs a server, which the other unit tests don't; `scripts/test` names one.
+        let Ok(url) = std::env::var("POSTHOUSE_TEST_POSTGRES_URL") else { return };
+        let schema = format!("plans_{:016x}", fastrand::u64(..));
+        let pool = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
+        pool.execute(AssertSqlSafe(format!("CREATE SCHEMA {schema}"))).await.unwrap();
+        let outbox = Outbox::builder(pool.clone()).schema(&schema).build().unwrap();
+        outbox.migrate().await.unwrap();
+        let tables = outbox.tables();
+        // Most are delivered; of the rest some have failed.
+        for sql in [
+            "INSERT INTO {message} (message_id, destination, message_key) SELECT 'm' || n, 'd', n % 500 FROM generate_series(1, 30000) n",
+            "DELETE FROM {pending} WHERE id % 10 <> 0",
+            "UPDATE {pending} SET status = 'FAILED', due_at = '9999-12-31' WHERE id % 100 = 0",
+            "ANALYZE {message}",
+            "ANALYZE {pending}",
+        ] {
+            pool.execute(tables.sql(sql)).await.unwrap();
+        }
+        let filter = "NULL, NULL, NULL, NULL, NULL, NULL, 50";
+        let pending = tables.text("{=pending}");
+        let [pending_key, pending_failed] = ["{=pending}_pkey", "{=pending_failed}"].map(|name| tables.text(name));
+        let partition: String = sqlx::query_scalar(
+            tables.sql("SELECT relname::text FROM pg_class WHERE oid = (SELECT tableoid FROM {message} LIMIT 1)"),
+        )
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+        let ids = "ARRAY[29990, 29980]::bigint[], ARRAY[1, 2]::integer[]";
+        for (statement, values, index) in [
+            (RANGE, format!("29000, 29900, {filter}"), &pending_key),
+            (PENDING, format!("{ids}, {filter}"), &pending_key),
+            (MESSAGE_ID, format!("'m77', 30000, {filter}"), &pending_key),
+            (LOG_STEP, "0, 29900, 500".into(), &partition),
+            (PENDING_STEP, "0, 29900, 16".into(), &pending_key),
+            (FAILED_STEP, "0, 29900, 50".into(), &pending_failed),
+            (CREATED, "15000".into(), &partition),
+        ] {
+            for mode in ["force_custom_plan", "force_generic_plan"] {
+                pool.execute(AssertSqlSafe(format!("SET plan_cache_mode = {mode}"))).await.unwrap();
+                pool.execute(AssertSqlSafe(format!("PREPARE step AS {}", tables.text(statement)))).await.unwrap();
+                let lines: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN EXECUTE step ({values})")))
+                    .persistent(false)
+                    .fetch_all(&pool)
+                    .await
+                    .unwrap();
+                pool.execute("DEALLOCATE step").await.unwrap();
+                let plan = lines.join("\n");
+                for table in [&pending, &partition] {
+                    assert!(!plan.contains(&format!("Seq Scan on {table}")), "{mode}: {statement}\n{plan}");
+                }
+                assert!(plan.contains(index.as_str()), "{index}, {mode}: {statement}\n{plan}");
+            }
+        }
+        pool.execute(AssertSqlSafe(format!("DROP SCHEMA {schema} CASCADE"))).await.unwrap();
+    }
 }

@@ -21,7 +21,10 @@ async fn some<T: TestDb>() -> Fixture<T> {
     let f = Fixture::<T>::new().await;
     assert_eq!(f.process(&order("done")).await, Handled::Processed);
     at(f.fail(&order("waiting"), || HandlerError::retry_after(Duration::from_secs(60), "busy")).await);
-    assert_eq!(f.fail(&Incoming::new("failed", "7").typed("odd"), || HandlerError::reject("never")).await, Handled::Failed);
+    assert_eq!(
+        f.fail(&Incoming::new("failed", "\"seven\"").typed("odd"), || HandlerError::reject("never")).await,
+        Handled::Failed
+    );
     let billing = f.beside(f.place.pool.clone(), "billing", quick());
     assert_eq!(process::<T>(&billing, &f.effects, &order("done")).await.unwrap(), Handled::Processed);
     f
@@ -77,9 +80,10 @@ async fn searches_are_bounded_and_go_on<T: TestDb>() {
     assert_eq!(ids(text("ail")).await, ["failed"], "in the id");
     assert_eq!(ids(text("odd")).await, ["failed"], "in the type");
     assert_eq!(ids(text("usy")).await, ["waiting"], "in the error");
-    assert_eq!(ids(text("7")).await, ["failed"], "in the payload");
-    assert!(ids(InboxFilter { sealed: true, ..text("7") }).await.is_empty(), "which may be sealed");
-    assert_eq!(ids(InboxFilter { status: Some(InboxStatus::Failed), ..text("7") }).await, ["failed"]);
+    assert_eq!(ids(text("seven")).await, ["failed"], "in the payload");
+    assert!(ids(text("Seven")).await.is_empty() && ids(text("BUSY")).await.is_empty(), "byte for byte");
+    assert!(ids(InboxFilter { sealed: true, ..text("seven") }).await.is_empty(), "which may be sealed");
+    assert_eq!(ids(InboxFilter { status: Some(InboxStatus::Failed), ..text("seven") }).await, ["failed"]);
     let first_us = store.show("inventory", "waiting").await.unwrap().unwrap().row.first_us;
     let from = InboxFilter { first_after_us: Some(first_us), ..filter() };
     assert!(ids(from.clone()).await.contains(&"waiting".to_owned()));

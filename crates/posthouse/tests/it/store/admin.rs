@@ -199,6 +199,7 @@ async fn lists_find_times_and_texts<T: StoreDb>(db: &Fresh<T>) {
     let head = db.thin(published[5]).await;
     db.store.setback("i", &[setback(&head, None)]).await.unwrap();
     assert_eq!(list(&*db.store, text("did not")).await, [published[5]], "in the error");
+    assert!(list(&*db.store, text("DID NOT")).await.is_empty());
     let failed = MessageFilter { status: Some(MessageStatus::Failed), ..text("ä") };
     assert_eq!(list(&*db.store, failed).await, [published[5]]);
     // What is found by a sealed payload alone is not found; by another field it is. The published destination counts too.
