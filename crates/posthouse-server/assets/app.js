@@ -33,6 +33,16 @@
     if (event.detail.ctx?.request.method === "POST") say("The server can't be reached; nothing is known about what was asked for.", false);
   });
 
+  // A whole page in answer to an action says why it was refused: that is told beside this page, not put into it.
+  document.addEventListener("htmx:after:request", (event) => {
+    const { ctx } = event.detail;
+    if (ctx.response.status < 400 || ctx.target?.id === "live" || !/^\s*<!doctype/i.test(ctx.text ?? "")) return;
+    event.preventDefault();
+    const page = new DOMParser().parseFromString(ctx.text, "text/html");
+    say($("[role=alert], .panel", page)?.textContent ?? `The server answered ${ctx.response.status}.`, false);
+    ctx.sourceElement?.closest("dialog")?.close();
+  });
+
   // ---- Dialogs. Where focus was before, it is again afterwards.
   const open = (dialog) => {
     if (dialog.open) return;

@@ -174,6 +174,13 @@ try {
   await page.waitForSelector("#notice .panel.good:has-text('skipped')");
   await page.waitForSelector(".title .badge:has-text('FAILED')");
 
+  doing("what the server refuses is said");
+  await page.evaluate(() => { document.querySelector('meta[name="csrf"]').content = "wrong"; });
+  await page.getByRole("button", { name: "Requeue…" }).click();
+  await page.getByRole("button", { name: "Requeue", exact: true }).click();
+  await page.waitForSelector("#notice .panel.bad:has-text('CSRF')");
+  check((await page.locator("main").count()) === 1, "its page is not put into this one");
+
   doing("all that a filter finds");
   await page.goto(`${BASE}/messages?db=main&status=FAILED&destination=returns`);
   await page.getByRole("button", { name: "Requeue all…" }).click();
