@@ -2,6 +2,8 @@
 
 mod adopted;
 mod alerts;
+mod api;
+mod auth;
 mod browser;
 mod cli;
 mod config;
