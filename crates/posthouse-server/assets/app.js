@@ -125,7 +125,7 @@
       value: rate,
       least: 1,
     },
-    "chart-latency": { series: [["Median", "median", "accent"], ["Longest", "longest", "muted"]], value: time, steps, least: 100 },
+    "chart-latency": { series: [["Median", "median", "accent"], ["Longest", "longest", "muted"]], value: time, steps, least: 100, dots: true },
     "chart-oldest": { series: [["Oldest", "oldest", "accent"]], value: time, scale: 1000, steps, least: 1000 },
   };
   const columns = (plan) => {
@@ -170,7 +170,7 @@
         series: [
           { value: (_, t) => (t === null ? "–" : new Date(t * 1000).toLocaleTimeString([], { hourCycle: "h23" })), label: "at" },
           ...plan.series.map(([label, , name]) => ({
-            label, stroke: colour(name), width: 1.75, points: { show: false }, value: (_, v) => plan.value(v),
+            label, stroke: colour(name), width: 1.75, points: { show: plan.dots ?? false, size: 4 }, value: (_, v) => plan.value(v),
           })),
         ],
       }, columns(plan), place);
