@@ -33,6 +33,16 @@
     if (event.detail.ctx?.request.method === "POST") say("The server can't be reached; nothing is known about what was asked for.", false);
   });
 
+  // A whole page in answer to an action says why it was refused: that is told beside this page, not put into it.
+  document.addEventListener("htmx:after:request", (event) => {
+    const { ctx } = event.detail;
+    if (ctx.response.status < 400 || ctx.target?.id === "live" || !/^\s*<!doctype/i.test(ctx.text ?? "")) return;
+    event.preventDefault();
+    const page = new DOMParser().parseFromString(ctx.text, "text/html");
+    say($("[role=alert], .panel", page)?.textContent ?? `The server answered ${ctx.response.status}.`, false);
+    ctx.sourceElement?.closest("dialog")?.close();
+  });
+
   // ---- Dialogs. Where focus was before, it is again afterwards.
   const open = (dialog) => {
     if (dialog.open) return;
@@ -115,7 +125,7 @@
       value: rate,
       least: 1,
     },
-    "chart-latency": { series: [["Median", "median", "accent"], ["Longest", "longest", "muted"]], value: time, steps, least: 100 },
+    "chart-latency": { series: [["Median", "median", "accent"], ["Longest", "longest", "muted"]], value: time, steps, least: 100, dots: true },
     "chart-oldest": { series: [["Oldest", "oldest", "accent"]], value: time, scale: 1000, steps, least: 1000 },
   };
   const columns = (plan) => {
@@ -160,7 +170,7 @@
         series: [
           { value: (_, t) => (t === null ? "–" : new Date(t * 1000).toLocaleTimeString([], { hourCycle: "h23" })), label: "at" },
           ...plan.series.map(([label, , name]) => ({
-            label, stroke: colour(name), width: 1.75, points: { show: false }, value: (_, v) => plan.value(v),
+            label, stroke: colour(name), width: 1.75, points: { show: plan.dots ?? false, size: 4 }, value: (_, v) => plan.value(v),
           })),
         ],
       }, columns(plan), place);

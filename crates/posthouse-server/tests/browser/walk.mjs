@@ -125,9 +125,11 @@ try {
   await page.waitForURL(/before=/);
   await page.getByRole("link", { name: "← Back" }).click();
   await page.getByText("Filter", { exact: true }).click();
-  await page.getByLabel("Key").fill("order-2999");
+  await page.getByLabel("Key").fill(`order-${FAILED - 1}`);
   await page.getByRole("button", { name: "Show" }).last().click();
-  await page.waitForURL(/key=order-2999/);
+  await page.waitForURL(/key=order-/);
+  // On a slow machine the search may stop and go on with the next page.
+  while ((await page.locator("table.cards tbody tr").count()) === 0) await page.getByRole("link", { name: "Next →" }).click();
   check((await page.locator("table.cards tbody tr").count()) === 1, "the filter finds one");
   await page.locator("table.cards tbody th a").click();
   await page.waitForSelector("h1:has-text('Message')");
@@ -174,6 +176,13 @@ try {
   await page.waitForSelector("#notice .panel.good:has-text('skipped')");
   await page.waitForSelector(".title .badge:has-text('FAILED')");
 
+  doing("what the server refuses is said");
+  await page.evaluate(() => { document.querySelector('meta[name="csrf"]').content = "wrong"; });
+  await page.getByRole("button", { name: "Requeue…" }).click();
+  await page.getByRole("button", { name: "Requeue", exact: true }).click();
+  await page.waitForSelector("#notice .panel.bad:has-text('CSRF')");
+  check((await page.locator("main").count()) === 1, "its page is not put into this one");
+
   doing("all that a filter finds");
   await page.goto(`${BASE}/messages?db=main&status=FAILED&destination=returns`);
   await page.getByRole("button", { name: "Requeue all…" }).click();
@@ -182,7 +191,7 @@ try {
   check(title.replace(/\D/g, "") === String(FAILED - 1), `the dialog states the count: ${title}`);
   check(await page.evaluate(() => Boolean(document.activeElement.closest("#dialog"))), "the focus is in the dialog");
   await shot(page, "bulk-ask");
-  await page.getByRole("button", { name: /^Requeue 2/ }).click();
+  await page.getByRole("button", { name: /^Requeue \d/ }).click();
   await page.waitForSelector("#dialog progress");
   await page.screenshot({ path: `${SHOTS}/bulk-progress.png` });
   await page.waitForSelector("#dialog [data-said]");
@@ -271,13 +280,15 @@ try {
   await plain.context().close();
 
   const pages = {
-    overview: "/", messages: "/messages?db=main&key=order-7", message: "/messages/2999?db=main",
+    overview: "/", messages: "/messages?db=main&key=order-7", message: `/messages/${FAILED - 1}?db=main`,
     inbox: "/inbox?db=main&status=FAILED", received: "/inbox/message?db=main&consumer=inventory&id=failed-7", houses: "/houses?db=main",
     groups: "/groups?db=main", runs: "/runs?db=main", alerts: "/alerts?db=main", audit: "/audit?db=main", down: "/messages?db=gone", missing: "/messages/99999999?db=main",
   };
   for (const [kind, screen] of [["wide", wide], ["narrow", narrow]]) {
     const one = await fresh(screen);
     for (const [name, path] of Object.entries(pages)) {
+      // It waits for an answer that doesn't come: once is enough.
+      if (name === "down" && kind === "wide") continue;
       doing(`${name}, ${kind}`);
       await one.emulateMedia({ colorScheme: "light" });
       await one.goto(BASE + path);

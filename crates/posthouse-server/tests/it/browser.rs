@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::support::{Dir, Receiver, Running, Schema, on_postgres, ph, posthouse, wait_for};
 
 /// Messages that are given up: enough for an action on all of them to be seen at work.
-const FAILED: u32 = 3_000;
+const FAILED: u32 = 2_000;
 
 #[test]
 fn every_page_and_every_action_in_a_browser() {
