@@ -25,6 +25,18 @@ States: ok; blocked (connected, but the broker asks to be sent nothing); down (o
 
 Exit codes: 0 shown, also without a relay, whatever the states are; 2 configuration; 3 a database can't be reached.";
 
+const DOCTOR: &str = "\
+Looks at connections, privileges, versions, migration, indexes, the clock, partitions ahead, houses that nobody covers, \
+destinations that lead nowhere, FAILED messages, the log's growth, autovacuum or purge, and old transactions.
+
+Exit codes: 0 all is well, or there are warnings only; 1 something is wrong; 2 configuration; 3 a database or broker can't be \
+reached.";
+
+const COMPLETIONS: &str = "\
+bash: posthouse completions bash > ~/.local/share/bash-completion/completions/posthouse
+zsh:  posthouse completions zsh > a directory of your $fpath, as _posthouse
+fish: posthouse completions fish > ~/.config/fish/completions/posthouse.fish";
+
 /// The transactional outbox: relay, messages, houses
 #[derive(Debug, Parser)]
 #[command(name = "posthouse", version, after_help = AFTER, max_term_width = 110)]
@@ -86,6 +98,15 @@ pub(crate) enum Command {
     /// Show how every destination stands: what waits for it, whether it is down, the last confirmation
     #[command(after_help = DESTINATIONS)]
     Destinations,
+    /// Look at databases, brokers and the relay, and say what is wrong and what to do about it; changes nothing
+    #[command(after_help = DOCTOR)]
+    Doctor,
+    /// Print a script that completes commands and options, for a shell to read
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Play through crashes and outages with a small order service, and count that nothing was lost
     Demo(DemoArgs),
 }

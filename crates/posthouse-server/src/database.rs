@@ -287,6 +287,11 @@ impl Database {
         Ok((store, version, houses))
     }
 
+    /// The number of houses that the configuration asks for.
+    pub(crate) fn expected_houses(&self) -> Option<u16> {
+        self.expected_houses
+    }
+
     /// An error of the library, with this database's name.
     pub(crate) fn failure(&self, e: &Error) -> Failure {
         Failure::of(&format!("database {:?}", self.name), e)

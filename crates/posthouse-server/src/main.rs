@@ -36,6 +36,11 @@ async fn main() -> ExitCode {
         Command::Migrate { print } => commands::migrate::run(&cli.global, print).await,
         Command::Relay(args) => commands::relay::run(&cli.global, args).await,
         Command::Dashboard => commands::dashboard::run(&cli.global).await,
+        Command::Doctor => commands::doctor::run(&cli.global).await,
+        Command::Completions { shell } => {
+            commands::completions::run(shell);
+            Ok(())
+        }
         Command::Publish(args) => commands::publish::run(&cli.global, args).await,
         Command::Messages(command) => commands::messages::run(&cli.global, command).await,
         Command::Inbox(command) => commands::inbox::run(&cli.global, command).await,

@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 
 use super::Problem;
 use super::extract::{Body, Large};
+use crate::config::redact_url;
 use crate::http::{Served, Who};
 use crate::ops::{Refused, audit, messages, operator};
 
@@ -106,7 +107,7 @@ pub(super) async fn publish(
         message = message.deliver_in(Duration::from_millis(ms));
     }
     let id = relay.database.publish(message).await?;
-    let detail = json!({ "message_id": id, "destination": given.destination }).to_string();
+    let detail = json!({ "message_id": id, "destination": redact_url(&given.destination) }).to_string();
     if let Err(e) = audit::record(relay, &who, "publish", &detail, None).await {
         // It is published; an error would make the caller publish it again.
         tracing::error!(database = relay.name, message_id = %id, error = %e, "the audit line about a published message could not be written");

@@ -1,7 +1,9 @@
 //! One file per verb.
 
+pub(crate) mod completions;
 pub(crate) mod dashboard;
 pub(crate) mod destinations;
+pub(crate) mod doctor;
 pub(crate) mod groups;
 pub(crate) mod houses;
 pub(crate) mod inbox;

@@ -212,6 +212,19 @@ impl TransportConfig {
         }
     }
 
+    /// The servers that it connects to first, as `host:port`; none for HTTP, which goes where addresses lead.
+    pub(crate) fn servers(&self) -> Vec<String> {
+        match self {
+            Self::Http(_) => Vec::new(),
+            #[cfg(feature = "rabbitmq")]
+            Self::RabbitMq(settings) => server(&settings.url, 5672, 5671).into_iter().collect(),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(settings) => settings.brokers.split(',').filter_map(|one| server(one, 9092, 9092)).collect(),
+            #[cfg(feature = "nats")]
+            Self::Nats(settings) => settings.url.split(',').filter_map(|one| server(one, 4222, 4222)).collect(),
+        }
+    }
+
     /// What it can reach, for people, without secrets.
     pub(crate) fn reaches(&self) -> String {
         match self {
@@ -228,11 +241,43 @@ impl TransportConfig {
     }
 }
 
+/// Host and port of an address with or without a scheme; which port where none is written, depending on TLS.
+#[cfg(any(feature = "rabbitmq", feature = "kafka", feature = "nats"))]
+fn server(address: &str, port: u16, tls_port: u16) -> Option<String> {
+    let address = address.trim();
+    // A scheme that the URL standard doesn't know, so that none has a default port.
+    let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
+    let url = url::Url::parse(&format!("posthouse://{rest}")).ok()?;
+    let port = url.port().unwrap_or(if scheme.ends_with('s') { tls_port } else { port });
+    url.host_str().filter(|host| !host.is_empty()).map(|host| format!("{host}:{port}"))
+}
+
 /// The path of a property as it is written in the file: its name has dots in it.
 #[cfg(feature = "kafka")]
 fn quoted(field: &str) -> String {
     match field.strip_prefix("properties.") {
         Some(name) if !name.starts_with('"') => join("properties", name),
         _ => field.to_owned(),
+    }
+}
+
+#[cfg(all(test, feature = "rabbitmq", feature = "kafka", feature = "nats"))]
+mod tests {
+    use super::server;
+
+    #[test]
+    fn servers_are_told_without_secrets() {
+        for (address, told) in [
+            ("amqp://user:secret@rabbit/shop", "rabbit:5672"),
+            ("amqps://user:secret@rabbit/shop", "rabbit:5671"),
+            ("amqp://[::1]:7/", "[::1]:7"),
+            (" kafka-1:9093", "kafka-1:9093"),
+            ("kafka-1", "kafka-1:9092"),
+            ("nats://token@nats:1", "nats:1"),
+        ] {
+            let ports = if address.starts_with("amqp") { (5672, 5671) } else { (9092, 9092) };
+            assert_eq!(server(address, ports.0, ports.1).as_deref(), Some(told));
+        }
+        assert_eq!(server("", 1, 1), None);
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::{CHUNK, Counted, Refusal, Refused, audit, inbox, messages, operator};
-use crate::config::Config;
+use crate::config::{Config, redact_url};
 use crate::http::{ServedRelay, Who};
 use crate::output;
 
@@ -51,9 +51,9 @@ impl Bulk {
     fn what(&self) -> Value {
         let mut what = match self {
             Self::Messages { filter, action } => json!({
-                "status": filter.status, "destination": filter.destination, "key": filter.key, "message_id": filter.message_id,
+                "status": filter.status, "destination": filter.destination.as_deref().map(redact_url), "key": filter.key, "message_id": filter.message_id,
                 "created_after_ms": filter.created_after_ms, "created_before_ms": filter.created_before_ms, "text": filter.text,
-                "to": if let Action::Edit { destination } = action { Some(destination) } else { None },
+                "to": if let Action::Edit { destination } = action { Some(redact_url(destination)) } else { None },
             }),
             Self::Inbox { filter, .. } => json!({
                 "status": filter.status, "consumer": filter.consumer, "type": filter.kind,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use posthouse::store::{Action, Listed, MessageDetail, MessageFilter, MessageRow, MessageStatus, Store, destination_matches};
 
 use super::{Acted, CHUNK, COUNTED, Counted, Refusal, Refused, operator, plain};
-use crate::config::{Config, check};
+use crate::config::{Config, check, redact_url};
 use crate::http::{ServedRelay, Who};
 
 /// How long a count may take.
@@ -95,7 +95,7 @@ pub(crate) fn known_destination(config: &Config, destination: &str) -> Result<()
         return Ok(());
     }
     check::destination(destination, config)
-        .map_err(|why| Refused::field("destination", format!("destination {destination:?}: {why}")))
+        .map_err(|why| Refused::field("destination", format!("destination {:?}: {why}", redact_url(destination))))
 }
 
 /// Acts on messages that were named by their row ids.

@@ -101,7 +101,7 @@ fn unknown_keys_are_errors_with_a_suggestion() {
     one("[routes.x]\nto = \"https://x.example/\"\nhttp = { metod = \"PUT\" }", "routes.x.http.metod", &["method"]);
     one("[transports.http]\nallow_privat = true", "transports.http.allow_privat", &["allow_private"]);
     one("[server]\nlisten_on = \"127.0.0.1:1\"", "server.listen_on", &["the keys here are listen, allow_public"]);
-    one("[server]\ntoken = \"x\"", "server.token", &["not available in this version"]);
+    one("[[masks]]\npath = [\"$.a\"]", "masks[0].path", &["did you mean", "paths"]);
     one("[relay.default_route]\nto = \"https://x.example/\"", "relay.default_route.to", &["has no effect"]);
 }
 
@@ -192,12 +192,38 @@ fn databases_are_checked() {
 }
 
 #[test]
-fn a_public_address_must_be_allowed_explicitly() {
-    one("[server]\nlisten = \"0.0.0.0:8420\"", "server.listen", &["no authentication", "allow_public"]);
-    one("[server]\nlisten = \"[::]:8420\"", "server.listen", &["no authentication"]);
-    for good in ["listen = \"[::1]:8420\"", "listen = \"127.0.0.2:1\"", "listen = \"0.0.0.0:1\"\nallow_public = true"] {
+fn a_public_address_must_say_who_may_come() {
+    one("[server]\nlisten = \"0.0.0.0:8420\"", "server.listen", &["nothing says who may look", "token", "trusted_proxy_header"]);
+    one("[server]\nlisten = \"[::]:8420\"", "server.listen", &["nothing says who may look"]);
+    for good in [
+        "listen = \"[::1]:8420\"",
+        "listen = \"127.0.0.2:1\"",
+        "listen = \"0.0.0.0:1\"\nallow_public = true",
+        "listen = \"0.0.0.0:1\"\ntoken = \"0123456789abcdef\"",
+        "listen = \"0.0.0.0:1\"\ntrusted_proxy_header = \"X-User\"\ntrusted_proxies = [\"10.0.0.0/8\", \"::1\"]\noperators = [\"*\"]",
+    ] {
         print(&format!("[databases.a]\nurl = \"postgres://h/d\"\n[server]\n{good}")).code(0);
     }
+}
+
+#[test]
+fn who_may_come_is_checked() {
+    let server = |text: &str, path: &str, words: &[&str]| one(&format!("[server]\n{text}"), &format!("server.{path}"), words);
+    server("token = \"0123456789abcde\"", "token", &["has 15 bytes", "16 or more", "openssl rand"]);
+    server("token = \"0123456789 abcdef\"", "token", &["printable ASCII"]);
+    server("token = \"0123456789abcdef\"\nviewer_token = \"0123456789abcdef\"", "viewer_token", &["the same as server.token"]);
+    server("session = \"1s\"", "session", &["1 minute to 90 days"]);
+    server("trusted_proxy_header = \"a b\"", "trusted_proxy_header", &["is no name of a header"]);
+    server("trusted_proxy_header = \"Cookie\"", "trusted_proxy_header", &["everybody can send it"]);
+    server("operators = [\"ann\"]", "operators", &["no effect without trusted_proxy_header"]);
+    server(
+        "trusted_proxy_header = \"X-User\"\ntrusted_proxies = [\"proxy\"]",
+        "trusted_proxies",
+        &["neither an IP address nor a network"],
+    );
+    one("[[masks]]\nhide = false", "masks[0]", &["hides nothing"]);
+    one("[[masks]]\npaths = [\"card\"]", "masks[0].paths", &["a path begins with $"]);
+    one("masks = 5", "masks", &["write [[masks]] above"]);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! The `posthouse` program, run as people run it. One behaviour per file.
 
 mod adopted;
+mod api;
+mod auth;
 mod cli;
 mod config;
 mod demo;
 mod destinations;
+mod doctor;
 mod groups;
 mod inbox;
 mod many;

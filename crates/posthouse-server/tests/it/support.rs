@@ -277,6 +277,80 @@ impl Drop for Running {
     }
 }
 
+/// What the server answered.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub(crate) status: u16,
+    pub(crate) headers: reqwest::header::HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Got {
+    #[track_caller]
+    pub(crate) fn status(self, expected: u16) -> Self {
+        assert_eq!(self.status, expected, "{}", self.text);
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e}: {}", self.text))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// Asks a server over HTTP, with headers that go with each request.
+pub(crate) struct Client {
+    base: String,
+    headers: Vec<(String, String)>,
+    client: reqwest::Client,
+    runtime: Arc<tokio::runtime::Runtime>,
+}
+
+impl Client {
+    pub(crate) fn new(address: &str) -> Self {
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+        Self { base: format!("http://{address}"), headers: Vec::new(), client, runtime: Arc::new(runtime()) }
+    }
+
+    /// The same with a header.
+    pub(crate) fn with(&self, name: &str, value: &str) -> Self {
+        let mut headers = self.headers.clone();
+        headers.push((name.to_owned(), value.to_owned()));
+        Self { base: self.base.clone(), headers, client: self.client.clone(), runtime: self.runtime.clone() }
+    }
+
+    pub(crate) fn bearer(&self, token: &str) -> Self {
+        self.with("authorization", &format!("Bearer {token}"))
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, content: &str, body: impl Into<String>) -> Got {
+        let mut request = self.client.request(method.parse().unwrap(), format!("{}{path}", self.base)).timeout(PATIENCE);
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        if !content.is_empty() {
+            request = request.header("content-type", content).body(body.into());
+        }
+        self.runtime.block_on(async {
+            let answer = request.send().await.unwrap();
+            let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+            Got { status, headers, text: answer.text().await.unwrap() }
+        })
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Got {
+        self.send("GET", path, "", "")
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Got {
+        self.send("POST", path, "application/json", body.to_string())
+    }
+}
+
 /// A request that arrived.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {

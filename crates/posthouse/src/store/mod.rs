@@ -10,7 +10,9 @@
 //! | `inbox.rs` | what consumers received |
 //! | `runs.rs` | runs of groups |
 //! | `retention.rs` | taking old rows out |
+//! | `examine.rs` | what `posthouse doctor` asks |
 //! | `duty.rs` | work that one instance does for all; audit lines |
+//! | `overview.rs` | what a dashboard asks about the tables as a whole |
 //!
 //! `listing.rs` pages through what people look for, with steps that each database does in its own way.
 
@@ -25,12 +27,16 @@ use crate::message::Checked;
 pub(crate) mod adopted;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod deadline;
+#[cfg(feature = "relay")]
+mod examine;
 mod inbox;
 mod insert;
 #[cfg(any(feature = "relay", feature = "inbox"))]
 mod listing;
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(feature = "relay")]
+mod overview;
 #[cfg(feature = "relay")]
 mod passed;
 #[cfg(feature = "postgres")]
@@ -46,10 +52,16 @@ pub(crate) mod sqlite;
 
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub(crate) use deadline::*;
+#[cfg(feature = "relay")]
+pub use examine::{Examination, Finding, LogFacts, Severity};
+#[cfg(feature = "relay")]
+pub(crate) use examine::{expected_indexes, expected_tables};
 pub use inbox::*;
 pub use insert::{InsertStatement, Param};
 #[cfg(any(feature = "relay", feature = "inbox"))]
 pub use listing::*;
+#[cfg(feature = "relay")]
+pub use overview::*;
 #[cfg(feature = "relay")]
 pub use passed::Passed;
 #[cfg(feature = "relay")]

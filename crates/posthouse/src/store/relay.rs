@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{Listed, Passed, RetentionStore, RunStore};
+use super::{Examination, Listed, OverviewStore, Passed, RetentionStore, RunStore};
 use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
@@ -622,6 +622,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn runs(&self) -> &dyn RunStore;
     /// Taking old rows out.
     fn retention(&self) -> &dyn RetentionStore;
+    /// What a dashboard asks.
+    fn overview(&self) -> &dyn OverviewStore;
 
     /// The lowest rows of each key, as far as they are eligible, of up to `limit` per key. Starts behind what is [`Passed`].
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;
@@ -661,6 +663,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn duty<'a>(&'a self, duty: &'a str, owner: &'a str, lease: Duration) -> Reply<'a, bool>;
     /// Gives a duty back, so that others need not wait for the end of its lease.
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()>;
+    /// What `posthouse doctor` wants to know. Changes nothing (in MySQL a message is published and rolled back, which costs an id).
+    fn examine(&self) -> Reply<'_, Examination>;
     /// Writes an audit line about something else than one message.
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()>;
     /// Lines of the audit log, newest first. Looks through at most [`AUDIT_SCAN`](super::AUDIT_SCAN) of them.

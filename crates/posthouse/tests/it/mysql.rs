@@ -170,9 +170,9 @@ async fn sessions_in_any_mode_publish_the_same() {
         assert_eq!(shown.row.last_error.as_deref(), Some(text));
         assert_eq!(shown.history[0].response.as_deref(), Some(text));
         let failed = MessageFilter { status: Some(MessageStatus::Failed), limit: 10, ..Default::default() };
-        assert_eq!(store.list(&failed).await.unwrap().len(), 1);
+        assert_eq!(store.list(&failed).await.unwrap().rows.len(), 1);
         assert_eq!(store.act(&[thin.id], &Action::Edit { destination: text.into() }, text).await.unwrap(), [thin.id]);
-        let all = store.list(&MessageFilter { limit: 10, ..Default::default() }).await.unwrap();
+        let all = store.list(&MessageFilter { limit: 10, ..Default::default() }).await.unwrap().rows;
         assert_eq!(all.len(), 4);
         assert_eq!(all.iter().filter(|m| m.status == "PENDING").count(), 4);
         db.done().await;
@@ -368,8 +368,8 @@ async fn the_view_shows_every_status_and_finds_failed_ones_without_the_log() {
     assert_eq!(seen, [(1, "FAILED"), (2, "SENDING"), (3, "SENT"), (4, "PENDING")]);
     assert_eq!(store.show(3).await.unwrap().unwrap().delivered.unwrap().1, "me");
     let sent = MessageFilter { status: Some(MessageStatus::Sent), limit: 10, ..Default::default() };
-    assert_eq!(store.list(&sent).await.unwrap().len(), 1);
+    assert_eq!(store.list(&sent).await.unwrap().rows.len(), 1);
     let by_id = MessageFilter { message_id: Some("m3".into()), limit: 10, ..Default::default() };
-    assert_eq!(store.list(&by_id).await.unwrap()[0].id, 4);
+    assert_eq!(store.list(&by_id).await.unwrap().rows[0].id, 4);
     db.done().await;
 }

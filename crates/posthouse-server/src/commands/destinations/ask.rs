@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LARGEST: u64 = 64 << 20;
 
 /// What the relay tells; why there is nothing if it doesn't.
-pub(super) async fn relay(address: SocketAddr) -> Result<Destinations, String> {
+pub(in crate::commands) async fn relay(address: SocketAddr) -> Result<Destinations, String> {
     if address.port() == 0 {
         return Err("server.listen names no port at which it could be asked".into());
     }
@@ -27,7 +27,7 @@ pub(super) async fn relay(address: SocketAddr) -> Result<Destinations, String> {
 }
 
 /// Where a relay that listens on `listen` is reached from this machine.
-pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(in crate::commands) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -9,6 +9,7 @@ use posthouse::store::Backlog;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+pub(super) use self::ask::{reachable, relay};
 use super::load;
 use crate::cli::Global;
 use crate::config::redact_url;

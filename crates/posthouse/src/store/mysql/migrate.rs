@@ -90,6 +90,12 @@ pub(super) fn partition(number: i64) -> String {
     format!("PARTITION p{number:07} VALUES LESS THAN ({})", (number + 1) * PARTITION_SIZE)
 }
 
+/// All steps of migration, as templates.
+#[cfg(feature = "relay")]
+pub(super) fn templates() -> String {
+    STEPS.join("\n")
+}
+
 pub(crate) fn text(tables: &Tables, houses: u16, from: i32) -> String {
     steps(tables, houses, from).into_iter().fold(String::new(), |out, step| out + &step.sql + ";\n\n")
 }

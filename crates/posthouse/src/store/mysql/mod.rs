@@ -6,9 +6,13 @@ mod admin;
 mod audit;
 #[cfg(feature = "relay")]
 mod duty;
+#[cfg(feature = "relay")]
+mod examine;
 #[cfg(feature = "inbox")]
 mod inbox;
 mod migrate;
+#[cfg(feature = "relay")]
+mod overview;
 mod publish;
 #[cfg(feature = "relay")]
 mod relay;

@@ -12,9 +12,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySql, MySqlConnection, MySqlPoo
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
-    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
-    Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, exactly, on, search,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
+    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
+    OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin,
+    Upkeep, exactly, on, search,
 };
 
 /// The columns of a [`Thin`]. Whether a row is its key's lowest is an index lookup; only for others `before` is asked, which
@@ -650,6 +651,10 @@ impl Store for MySqlStore {
         &self.passed
     }
 
+    fn overview(&self) -> &dyn OverviewStore {
+        self
+    }
+
     fn runs(&self) -> &dyn RunStore {
         self
     }
@@ -951,6 +956,10 @@ impl Store for MySqlStore {
 
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()> {
         on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
+    }
+
+    fn examine(&self) -> Reply<'_, Examination> {
+        on!(self.work, self.deadline, "examination", |c| { super::examine::examine(c, &self.tables).await })
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {

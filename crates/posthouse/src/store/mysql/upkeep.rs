@@ -8,10 +8,10 @@ use crate::store::{Tables, no_trigger};
 use crate::{Error, ErrorKind};
 
 // Error numbers.
-const TABLE_DENIED: u16 = 1142;
-const COLUMN_DENIED: u16 = 1143;
+pub(super) const TABLE_DENIED: u16 = 1142;
+pub(super) const COLUMN_DENIED: u16 = 1143;
 const LOCK_WAIT_TIMEOUT: u16 = 1205;
-const ROUTINE_DENIED: u16 = 1370;
+pub(super) const ROUTINE_DENIED: u16 = 1370;
 const NO_SUCH_USER: u16 = 1449;
 const PARTITION_EXISTS: u16 = 1517;
 

@@ -48,6 +48,12 @@ fn first(houses: u16) -> String {
     FIRST.replace("%HOUSE_OF%", HOUSE_OF).replace("%HOUSES%", &houses.to_string())
 }
 
+/// All steps of migration, as templates.
+#[cfg(feature = "relay")]
+pub(super) fn templates() -> String {
+    [FIRST].into_iter().chain(LATER).collect::<Vec<_>>().join("\n")
+}
+
 /// The notification channel of a set of tables.
 pub(crate) fn channel(tables: &Tables) -> String {
     format!("{}.{}wake", tables.schema().unwrap_or("public"), tables.prefix())

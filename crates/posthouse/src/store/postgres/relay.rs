@@ -9,10 +9,10 @@ use sqlx::{Connection, PgPool, Row, SqlStr};
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
-    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
-    Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly, on,
-    search,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
+    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
+    OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin,
+    Upkeep, Wanted, exactly, on, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -452,6 +452,10 @@ impl Store for PostgresStore {
         &self.passed
     }
 
+    fn overview(&self) -> &dyn OverviewStore {
+        self
+    }
+
     fn runs(&self) -> &dyn RunStore {
         self
     }
@@ -678,6 +682,10 @@ impl Store for PostgresStore {
 
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()> {
         on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
+    }
+
+    fn examine(&self) -> Reply<'_, Examination> {
+        on!(self.work, self.deadline, "examination", |c| { super::examine::examine(c, &self.tables).await })
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {

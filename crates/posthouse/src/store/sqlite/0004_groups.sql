@@ -39,4 +39,4 @@ CREATE INDEX {-run_group} ON {run} (group_name, id);
 CREATE INDEX {-run_open} ON {run} (id) WHERE status IN ('REQUESTED', 'RUNNING');
 CREATE INDEX {-run_request} ON {run} (request) WHERE request IS NOT NULL;
 
-UPDATE {meta} SET schema_version = 4 WHERE schema_version < 4
+UPDATE {meta} SET schema_version = 4 WHERE schema_version < 4;

@@ -24,6 +24,12 @@ fn steps(from: i32) -> impl Iterator<Item = String> {
     STEPS.into_iter().skip(usize::try_from(from).unwrap_or(0)).map(|step| step.replace("%NOW%", super::now!()))
 }
 
+/// All steps of migration, as templates.
+#[cfg(feature = "relay")]
+pub(super) fn templates() -> String {
+    STEPS.join("\n")
+}
+
 pub(crate) fn text(tables: &Tables, from: i32) -> String {
     steps(from).map(|step| tables.text(&step)).collect::<Vec<_>>().join("\n")
 }

@@ -10,10 +10,10 @@ use super::now;
 use crate::Error;
 use crate::message::{Envelope, Headers, MessageId};
 use crate::store::{
-    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, House, HousePoll, HouseRow,
-    KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS, PEOPLE_IDLE,
-    Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin, Upkeep, Wanted, exactly,
-    no_trigger, on, search,
+    Action, Ahead, AuditFilter, AuditRow, Backlog, Change, Coverage, Done, DuePage, Ends, Exactly, Examination, House, HousePoll,
+    HouseRow, KeyHash, Listed, Live, Mark, Membership, MessageDetail, MessageFilter, MessageRow, ORPHAN_HOUSES, ORPHAN_ROWS,
+    OverviewStore, PEOPLE_IDLE, Passed, Poll, Record, Reply, RetentionStore, RunStore, Setback, Store, Tables, Taken, Thin,
+    Upkeep, Wanted, exactly, no_trigger, on, search,
 };
 
 /// The columns of a [`Thin`]. `before` is the nearest lower pending id of the key: an index-only probe of (house, key_hash, id).
@@ -395,6 +395,17 @@ fn envelope(row: &SqliteRow) -> Result<(i64, Result<Envelope, String>), sqlx::Er
     Ok((id, decode()))
 }
 
+/// What keeps messages from being sent.
+pub(super) async fn problems(conn: &mut sqlx::SqliteConnection, tables: &Tables) -> Result<Vec<String>, Error> {
+    let trigger: bool =
+        sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND name = ? AND tbl_name = ?)")
+            .bind(tables.text("{=enqueue}"))
+            .bind(tables.text("{=message}"))
+            .fetch_one(conn)
+            .await?;
+    Ok(if trigger { Vec::new() } else { vec![no_trigger(tables, "is missing")] })
+}
+
 impl Store for SqliteStore {
     fn kind(&self) -> &'static str {
         "sqlite"
@@ -542,6 +553,10 @@ impl Store for SqliteStore {
 
     fn passed(&self) -> &Passed {
         &self.passed
+    }
+
+    fn overview(&self) -> &dyn OverviewStore {
+        self
     }
 
     fn runs(&self) -> &dyn RunStore {
@@ -745,14 +760,7 @@ impl Store for SqliteStore {
             )))
             .execute(&mut *c)
             .await?;
-            let trigger: bool = sqlx::query_scalar(
-                "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'trigger' AND name = ? AND tbl_name = ?)",
-            )
-            .bind(self.tables.text("{=enqueue}"))
-            .bind(self.tables.text("{=message}"))
-            .fetch_one(&mut *c)
-            .await?;
-            let problems = if trigger { Vec::new() } else { vec![no_trigger(&self.tables, "is missing")] };
+            let problems = problems(c, &self.tables).await?;
             Ok(Upkeep { created: 0, ahead: None, problems })
         })
     }
@@ -779,6 +787,10 @@ impl Store for SqliteStore {
 
     fn lay_down<'a>(&'a self, duty: &'a str, owner: &'a str) -> Reply<'a, ()> {
         on!(self.work, self.deadline, "laying down a duty", |c| { super::duty::lay_down(c, &self.tables, duty, owner).await })
+    }
+
+    fn examine(&self) -> Reply<'_, Examination> {
+        on!(self.work, self.deadline, "examination", |c| { super::examine::examine(c, &self.tables).await })
     }
 
     fn record<'a>(&'a self, record: &'a Record<'a>) -> Reply<'a, ()> {

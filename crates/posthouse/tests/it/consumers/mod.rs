@@ -288,7 +288,7 @@ async fn a_message_without_an_id_is_set_aside_with_its_bytes<F: Feed>() {
     wait_for("the quarantine", PATIENCE, async || bench.fixture.count(InboxStatus::Failed).await == 1).await;
     bench.wait_acknowledged().await;
     let filter = InboxFilter { status: Some(InboxStatus::Failed), limit: 10, ..Default::default() };
-    let rows = bench.fixture.inbox.store().list(&filter).await.unwrap();
+    let rows = bench.fixture.inbox.store().list(&filter).await.unwrap().rows;
     let detail = bench.fixture.shown(&rows[0].message_id).await;
     assert_eq!(detail.payload.as_deref(), Some(&b"\x00\xff raw"[..]));
     consumer.shutdown(SOON).await;

@@ -8,7 +8,13 @@ use posthouse::store::{InboxAction, InboxFilter, InboxStatus};
 use super::{Fixture, at, order, process, quick};
 use crate::support::{TestDb, on_all_databases};
 
-on_all_databases!(lists_filter_and_page, actions_apply_where_they_can, every_action_leaves_an_audit_line, the_backlog_is_counted);
+on_all_databases!(
+    lists_filter_and_page,
+    searches_are_bounded_and_go_on,
+    actions_apply_where_they_can,
+    every_action_leaves_an_audit_line,
+    the_backlog_is_counted
+);
 
 /// One of each: done, waiting, failed; and one of another consumer.
 async fn some<T: TestDb>() -> Fixture<T> {
@@ -29,7 +35,7 @@ async fn lists_filter_and_page<T: TestDb>() {
     let f = some::<T>().await;
     let store = f.inbox.store();
     let list = async |filter: InboxFilter| -> Vec<(String, String)> {
-        store.list(&filter).await.unwrap().into_iter().map(|r| (r.consumer, r.message_id)).collect()
+        store.list(&filter).await.unwrap().rows.into_iter().map(|r| (r.consumer, r.message_id)).collect()
     };
     let pair = |consumer: &str, id: &str| (consumer.to_owned(), id.to_owned());
     let all = [pair("billing", "done"), pair("inventory", "done"), pair("inventory", "failed"), pair("inventory", "waiting")];
@@ -59,6 +65,47 @@ async fn lists_filter_and_page<T: TestDb>() {
     assert_eq!((waiting.attempts, waiting.last_error.as_deref()), (1, Some("busy")));
     let failed = store.show("inventory", "failed").await.unwrap().unwrap().row;
     assert_eq!(failed.next_attempt_us, None);
+}
+
+async fn searches_are_bounded_and_go_on<T: TestDb>() {
+    let f = some::<T>().await;
+    let store = f.inbox.store();
+    let ids = async |filter: InboxFilter| -> Vec<String> {
+        store.list(&filter).await.unwrap().rows.into_iter().map(|r| r.message_id).collect()
+    };
+    let text = |text: &str| InboxFilter { text: Some(text.into()), ..filter() };
+    assert_eq!(ids(text("ail")).await, ["failed"], "in the id");
+    assert_eq!(ids(text("odd")).await, ["failed"], "in the type");
+    assert_eq!(ids(text("usy")).await, ["waiting"], "in the error");
+    assert_eq!(ids(text("7")).await, ["failed"], "in the payload");
+    assert!(ids(InboxFilter { sealed: true, ..text("7") }).await.is_empty(), "which may be sealed");
+    assert_eq!(ids(InboxFilter { status: Some(InboxStatus::Failed), ..text("7") }).await, ["failed"]);
+    let first_us = store.show("inventory", "waiting").await.unwrap().unwrap().row.first_us;
+    let from = InboxFilter { first_after_us: Some(first_us), ..filter() };
+    assert!(ids(from.clone()).await.contains(&"waiting".to_owned()));
+    assert!(!ids(InboxFilter { first_before_us: Some(first_us), ..filter() }).await.contains(&"waiting".to_owned()));
+    assert!(ids(InboxFilter { first_after_us: Some(first_us + 60_000_000), ..filter() }).await.is_empty());
+
+    // Enough rows that a step doesn't reach the end; then the search goes on where it stopped, and finds each once.
+    let mut tx = f.place.pool.begin().await.unwrap();
+    for n in 0..120 {
+        assert!(f.inbox.first_time(&mut tx, &Incoming::new(format!("z-{n:03}"), "{}")).await.unwrap());
+    }
+    tx.commit().await.unwrap();
+    let (mut found, mut stops, mut after) = (Vec::new(), 0, None);
+    loop {
+        let page = InboxFilter { after, within: Some(Duration::ZERO), ..text("z-1") };
+        let listed = store.list(&page).await.unwrap();
+        assert_eq!(listed.stopped, listed.next.is_some(), "the page is never full");
+        found.extend(listed.rows.into_iter().map(|r| r.message_id));
+        stops += usize::from(listed.stopped);
+        after = listed.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert!(stops >= 2, "{stops}");
+    assert_eq!(found, (100..120).map(|n| format!("z-{n:03}")).collect::<Vec<_>>());
 }
 
 async fn actions_apply_where_they_can<T: TestDb>() {

@@ -38,7 +38,7 @@ fn named(id: &str) -> Incoming {
 
 async fn all<T: TestDb>(f: &Fixture<T>) -> Vec<String> {
     let filter = InboxFilter { limit: 100, ..InboxFilter::default() };
-    f.inbox.store().list(&filter).await.unwrap().into_iter().map(|r| r.message_id).collect()
+    f.inbox.store().list(&filter).await.unwrap().rows.into_iter().map(|r| r.message_id).collect()
 }
 
 /// Messages whose ids can't be stored.

@@ -40,7 +40,7 @@ async fn backdate<T: TestDb>(f: &Fixture<T>, condition: &str, minutes: u32) {
 
 async fn known<T: TestDb>(f: &Fixture<T>) -> Vec<(String, String)> {
     let filter = posthouse::store::InboxFilter { limit: 10_000, ..Default::default() };
-    f.inbox.store().list(&filter).await.unwrap().into_iter().map(|r| (r.consumer, r.message_id)).collect()
+    f.inbox.store().list(&filter).await.unwrap().rows.into_iter().map(|r| (r.consumer, r.message_id)).collect()
 }
 
 async fn worker<T: TestDb>(inbox: &Inbox<T::Db>) -> posthouse::inbox::InboxWorker {

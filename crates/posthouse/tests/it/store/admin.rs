@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthouse::Message;
-use posthouse::store::{Action, MessageFilter, MessageStatus, Setback, Store};
+use posthouse::store::{Action, AuditFilter, MessageFilter, MessageStatus, Record, Setback, Store};
 
 use crate::store::tables::{Fresh, StoreDb, done, ids, key_of, on_all_stores, setback, sorted};
 
@@ -15,6 +15,9 @@ on_all_stores!(
     every_action_is_counted_and_can_be_asked_for,
     lists_show_every_status,
     lists_filter_and_page,
+    lists_find_times_and_texts,
+    searches_are_bounded_and_go_on,
+    the_audit_log_is_paged_and_filtered,
     a_message_shows_everything,
     the_view_shows_every_status,
     the_backlog_counts_what_is_unfinished,
@@ -131,6 +134,7 @@ async fn list(store: &dyn Store, filter: MessageFilter) -> Vec<i64> {
         .list(&MessageFilter { limit: if filter.limit == 0 { 100 } else { filter.limit }, ..filter })
         .await
         .unwrap()
+        .rows
         .iter()
         .map(|r| r.id)
         .collect()
@@ -138,7 +142,7 @@ async fn list(store: &dyn Store, filter: MessageFilter) -> Vec<i64> {
 
 async fn lists_show_every_status<T: StoreDb>(db: &Fresh<T>) {
     let [pending, sending, sent, failed] = one_of_each(db).await;
-    let all = db.store.list(&MessageFilter { limit: 100, ..MessageFilter::default() }).await.unwrap();
+    let all = db.store.list(&MessageFilter { limit: 100, ..MessageFilter::default() }).await.unwrap().rows;
     let found: Vec<_> = all.iter().map(|r| (r.id, r.status.as_str())).collect();
     assert_eq!(found, [(failed, "FAILED"), (sent, "SENT"), (sending, "SENDING"), (pending, "PENDING")]);
     for row in &all {
@@ -178,6 +182,130 @@ async fn lists_filter_and_page<T: StoreDb>(db: &Fresh<T>) {
     db.store.act(&published[..1], &Action::Edit { destination: "moved".into() }, "ann").await.unwrap();
     let moved = MessageFilter { destination: Some("moved".into()), ..MessageFilter::default() };
     assert_eq!(list(&*db.store, moved).await, [published[0]], "by where it goes now");
+}
+
+async fn lists_find_times_and_texts<T: StoreDb>(db: &Fresh<T>) {
+    let published = db
+        .publish((0..40).map(|n| {
+            let message = Message::to("d").id(format!("id-{n}")).payload(format!("ä{n}ö").into_bytes());
+            if n % 2 == 0 { message.key(format!("key{n}")) } else { message.typed(format!("type{n}")) }
+        }))
+        .await;
+    let text = |text: &str| MessageFilter { text: Some(text.into()), ..MessageFilter::default() };
+    for (wanted, n) in [("id-17", 17), ("key22", 22), ("type23", 23), ("ä31ö", 31)] {
+        assert_eq!(list(&*db.store, text(wanted)).await, [published[n]], "{wanted}");
+    }
+    assert!(list(&*db.store, text("KEY22")).await.is_empty(), "byte for byte");
+    let head = db.thin(published[5]).await;
+    db.store.setback("i", &[setback(&head, None)]).await.unwrap();
+    assert_eq!(list(&*db.store, text("did not")).await, [published[5]], "in the error");
+    let failed = MessageFilter { status: Some(MessageStatus::Failed), ..text("ä") };
+    assert_eq!(list(&*db.store, failed).await, [published[5]]);
+    // What is found by a sealed payload alone is not found; by another field it is. The published destination counts too.
+    db.store.act(&published[31..32], &Action::Edit { destination: "elsewhere".into() }, "ann").await.unwrap();
+    for sealed in ["d", "else*", "*"] {
+        let sealed = MessageFilter { sealed: vec![sealed.into()], ..text("ä31ö") };
+        assert!(list(&*db.store, sealed).await.is_empty());
+    }
+    assert_eq!(list(&*db.store, MessageFilter { sealed: vec!["x".into()], ..text("ä31ö") }).await, [published[31]]);
+    assert_eq!(list(&*db.store, MessageFilter { sealed: vec!["*".into()], ..text("id-31") }).await, [published[31]]);
+
+    // Three days, a day's messages each. The last of the first day has the highest id of all: its statement took that long.
+    for (day, ids) in [(2, &published[..20]), (1, &published[20..39]), (0, &published[39..])] {
+        let (low, high) = (ids[0], ids[ids.len() - 1]);
+        db.run(&T::created(&format!("{{message}} SET created_at = %NOW% - {day} * %DAY% WHERE id BETWEEN {low} AND {high}")))
+            .await;
+    }
+    db.run(&T::created(&format!("{{message}} SET created_at = %NOW% - 1 * %DAY% - 5 * %SECOND% WHERE id = {}", published[38])))
+        .await;
+    let at = async |n: usize| db.store.show(published[n]).await.unwrap().unwrap().row.created_at_ms;
+    let between = |from: Option<i64>, to: Option<i64>| MessageFilter {
+        created_after_ms: from,
+        created_before_ms: to,
+        ..MessageFilter::default()
+    };
+    let (second, third) = (at(20).await, at(39).await);
+    let newest_first = |ids: &[i64]| ids.iter().rev().copied().collect::<Vec<_>>();
+    assert_eq!(list(&*db.store, between(Some(third), None)).await, [published[39]]);
+    assert_eq!(list(&*db.store, between(Some(second), Some(third))).await, newest_first(&published[20..38]));
+    let late = [published[38]].into_iter().chain(newest_first(&published[..20])).collect::<Vec<_>>();
+    assert_eq!(list(&*db.store, between(None, Some(second))).await, late, "also the one that committed late");
+    assert!(list(&*db.store, between(Some(third + 60_000), None)).await.is_empty());
+    assert!(list(&*db.store, between(None, Some(at(0).await))).await.is_empty());
+    let pending = MessageFilter { status: Some(MessageStatus::Pending), limit: 3, ..between(None, Some(second)) };
+    assert_eq!(list(&*db.store, pending).await, late[..3]);
+    db.run("DELETE FROM {pending}").await;
+    db.run("DELETE FROM {message}").await;
+    assert!(list(&*db.store, between(Some(0), Some(third))).await.is_empty());
+}
+
+async fn searches_are_bounded_and_go_on<T: StoreDb>(db: &Fresh<T>) {
+    let published = db.publish((0..1_200).map(|n| Message::to(if n < 3 { "rare" } else { "often" }).key(n % 70))).await;
+    let rows = db.eligible().await;
+    let failed: Vec<Setback> = rows.iter().step_by(100).map(|row| setback(row, None)).collect();
+    db.store.setback("i", &failed).await.unwrap();
+    let sent: Vec<_> = rows.iter().skip(1).step_by(2).map(done).collect();
+    db.store.delivered("i", &sent).await.unwrap();
+    let all = |filter: MessageFilter| async move {
+        let (mut found, mut stops, mut before) = (Vec::new(), 0, None);
+        loop {
+            let page = MessageFilter { before, limit: 90, within: Some(Duration::ZERO), ..filter.clone() };
+            let listed = db.store.list(&page).await.unwrap();
+            assert!(listed.rows.len() <= 90 && (!listed.stopped || listed.next.is_some()));
+            found.extend(listed.rows.iter().map(|r| r.id));
+            stops += usize::from(listed.stopped);
+            before = listed.next;
+            if before.is_none() {
+                return (found, stops);
+            }
+        }
+    };
+    let newest_first = |ids: Vec<i64>| ids.into_iter().rev().collect::<Vec<_>>();
+    let of = |first: usize, step: usize| published.iter().skip(first).step_by(step).copied().collect::<Vec<_>>();
+    let status = |status| MessageFilter { status: Some(status), ..MessageFilter::default() };
+    assert_eq!(all(status(MessageStatus::Failed)).await.0, newest_first(of(0, 100)));
+    let pending: Vec<i64> = of(0, 2).into_iter().filter(|id| !of(0, 100).contains(id)).collect();
+    assert_eq!(all(status(MessageStatus::Pending)).await.0, newest_first(pending.clone()));
+    assert_eq!(all(status(MessageStatus::Sent)).await.0, newest_first(of(1, 2)));
+    assert_eq!(all(MessageFilter::default()).await.0, newest_first(published.clone()));
+    let rare = MessageFilter { destination: Some("rare".into()), ..MessageFilter::default() };
+    let (found, stops) = all(rare.clone()).await;
+    assert_eq!(found, newest_first(published[..3].to_vec()));
+    assert!(stops >= 2, "with no time at all it stops after each step: {stops}");
+    assert_eq!(all(MessageFilter { status: Some(MessageStatus::Pending), ..rare }).await.0, [published[2]]);
+    let key = MessageFilter { key: Some("7".into()), ..MessageFilter::default() };
+    assert_eq!(all(key.clone()).await.0, newest_first(of(7, 70)));
+    let waiting = MessageFilter { status: Some(MessageStatus::Pending), ..key };
+    let expected: Vec<i64> = of(7, 70).into_iter().filter(|id| pending.contains(id)).collect();
+    assert_eq!(all(waiting).await.0, newest_first(expected));
+    // Rows in a house that doesn't exist (any more) are listed with the others.
+    if T::HOUSES > 1 {
+        db.run(&format!("UPDATE {{pending}} SET house = 90 WHERE id = {}", pending[0])).await;
+        assert_eq!(all(status(MessageStatus::Pending)).await.0, newest_first(pending));
+    }
+}
+
+async fn the_audit_log_is_paged_and_filtered<T: StoreDb>(db: &Fresh<T>) {
+    let published = db.publish((0..3).map(|_| Message::to("d"))).await;
+    db.store.act(&published, &Action::Skip, "ann").await.unwrap();
+    db.store.act(&published[..1], &Action::Requeue, "bob").await.unwrap();
+    let record = Record { actor: "Ann", action: "bulk skip", detail: "{\"a\":\"ä\"}", amount: Some(3) };
+    db.store.record(&record).await.unwrap();
+    let page = |filter: AuditFilter| async move { db.store.audits(&AuditFilter { limit: 2, ..filter }).await.unwrap() };
+    let first = page(AuditFilter::default()).await;
+    let line = &first.rows[0];
+    assert_eq!((line.actor.as_str(), line.action.as_str(), line.row_id, line.amount), ("Ann", "bulk skip", None, Some(3)));
+    assert_eq!(line.detail.as_deref(), Some("{\"a\":\"ä\"}"));
+    assert_eq!((first.rows[1].action.as_str(), first.rows[1].row_id), ("requeue", Some(published[0])));
+    assert!(!first.stopped);
+    let second = page(AuditFilter { before: first.next, ..AuditFilter::default() }).await;
+    let last = page(AuditFilter { before: second.next, ..AuditFilter::default() }).await;
+    assert_eq!((second.rows.len(), last.rows.len(), last.next), (2, 1, None));
+    let of = async |filter: AuditFilter| -> Vec<String> { page(filter).await.rows.into_iter().map(|l| l.action).collect() };
+    assert_eq!(of(AuditFilter { actor: Some("bob".into()), ..AuditFilter::default() }).await, ["requeue"]);
+    assert_eq!(of(AuditFilter { actor: Some("Ann".into()), ..AuditFilter::default() }).await, ["bulk skip"]);
+    assert_eq!(of(AuditFilter { action: Some("skip".into()), ..AuditFilter::default() }).await, ["skip", "skip"]);
+    assert_eq!(of(AuditFilter { row_id: Some(published[0]), ..AuditFilter::default() }).await, ["requeue", "skip"]);
 }
 
 async fn a_message_shows_everything<T: StoreDb>(db: &Fresh<T>) {

@@ -38,7 +38,7 @@ async fn around<T: StoreDb>(db: &Fresh<T>, middle: i64) {
     let page = db.store.due(&db.all_houses().await, (-1, 0), 10, &[]).await.unwrap();
     assert_eq!(ids(&by_id(page.rows)), [middle, middle + 1, middle + 2]);
     let listed = db.store.list(&MessageFilter { limit: 3, before: Some(middle + 3), ..MessageFilter::default() }).await.unwrap();
-    assert_eq!(listed.iter().map(|r| r.id).collect::<Vec<_>>(), [middle + 2, middle + 1, middle]);
+    assert_eq!(listed.rows.iter().map(|r| r.id).collect::<Vec<_>>(), [middle + 2, middle + 1, middle]);
     let last = db.thin(middle + 3).await;
     assert_eq!(db.store.delivered("i", &[done(&last)]).await.unwrap(), [middle + 3]);
     let shown = db.store.show(middle + 3).await.unwrap().unwrap();

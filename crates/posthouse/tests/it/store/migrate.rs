@@ -203,7 +203,10 @@ mod sqlite_only {
         loaded.sort_by_key(|l| l.0);
         assert!(loaded[0].1.as_ref().unwrap_err().contains("destination"));
         assert!(loaded[1].1.is_ok());
-        assert_eq!(db.store.list(&posthouse::store::MessageFilter { limit: 9, ..Default::default() }).await.unwrap().len(), 2);
+        assert_eq!(
+            db.store.list(&posthouse::store::MessageFilter { limit: 9, ..Default::default() }).await.unwrap().rows.len(),
+            2
+        );
         db.remove().await;
     }
 

@@ -25,6 +25,8 @@ pub(crate) trait StoreDb: TestDb {
     /// The house of a row of the log `m`, as SQL.
     const HOUSE_OF: &'static str = "{house_of}(m.destination, m.message_key, m.message_id)";
 
+    /// An UPDATE of `created_at` in its own words for now, a day, a second.
+    fn created(sql: &str) -> String;
     /// Runs one statement, answers how many rows it changed.
     async fn run(conn: &mut Connection<Self>, sql: String) -> Result<u64, sqlx::Error>;
     /// The first column of what a query finds.
@@ -254,6 +256,10 @@ impl StoreDb for Postgres {
     const HOUSES: usize = 8;
     const PAST: &'static str = "timestamptz '2000-01-01 00:00:00Z'";
 
+    fn created(sql: &str) -> String {
+        in_words(sql, "now()", "interval '1 day'", "interval '1 second'")
+    }
+
     statements!();
 
     async fn next_id(fresh: &Fresh<Self>, id: i64) {
@@ -270,6 +276,12 @@ impl StoreDb for Postgres {
 impl StoreDb for MySql {
     const HOUSES: usize = 8;
     const PAST: &'static str = "'2000-01-01 00:00:00'";
+
+    fn created(sql: &str) -> String {
+        // `- 2 * INTERVAL 1 DAY` is no MySQL.
+        let sql = sql.replace(" * %DAY%", " DAY").replace(" * %SECOND%", " SECOND").replace("- ", "- INTERVAL ");
+        in_words(&sql, "UTC_TIMESTAMP(6)", "", "")
+    }
 
     async fn run(conn: &mut Connection<Self>, sql: String) -> Result<u64, sqlx::Error> {
         Ok(sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(conn).await?.rows_affected())
@@ -299,6 +311,10 @@ impl StoreDb for MySql {
     }
 }
 
+fn in_words(sql: &str, now: &str, day: &str, second: &str) -> String {
+    format!("UPDATE {}", sql.replace("%NOW%", now).replace("%DAY%", day).replace("%SECOND%", second))
+}
+
 /// Names the one column of a query `x`. An ORDER BY within a derived table needs a LIMIT to be kept.
 fn with_column(sql: &str) -> String {
     let (select, rest) = sql.split_once(" FROM ").unwrap_or((sql, ""));
@@ -310,6 +326,10 @@ impl StoreDb for Sqlite {
     const HOUSES: usize = 1;
     const PAST: &'static str = "946684800000";
     const HOUSE_OF: &'static str = "0";
+
+    fn created(sql: &str) -> String {
+        in_words(sql, "(unixepoch() * 1000)", "86400000", "1000")
+    }
 
     statements!();
 

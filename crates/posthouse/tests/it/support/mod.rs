@@ -228,7 +228,7 @@ pub(crate) async fn pending<T: TestDb>(outbox: &Outbox<T::Db>) -> i64 {
 /// Every message, newest first.
 pub(crate) async fn messages(store: &dyn Store) -> Vec<MessageRow> {
     let filter = MessageFilter { limit: 10_000, ..MessageFilter::default() };
-    store.list(&filter).await.expect("list")
+    store.list(&filter).await.expect("list").rows
 }
 
 /// How often the number of full-size runs is scaled: 1 in the ordinary run, more under `scripts/test --soak`.
