@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{AlertStore, Examination, Listed, Passed, RetentionStore, RunStore};
+use super::{AlertStore, Examination, Listed, OverviewStore, Passed, RetentionStore, RunStore};
 use crate::{Envelope, Error, Houses};
 
 /// What a store answers with.
@@ -627,10 +627,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     fn runs(&self) -> &dyn RunStore;
     /// Alerts.
     fn alerts(&self) -> &dyn AlertStore;
-    /// What a dashboard asks.
-    fn overview(&self) -> &dyn super::OverviewStore;
     /// Taking old rows out.
     fn retention(&self) -> &dyn RetentionStore;
+    /// What a dashboard asks.
+    fn overview(&self) -> &dyn OverviewStore;
 
     /// The lowest rows of each key, as far as they are eligible, of up to `limit` per key. Starts behind what is [`Passed`].
     fn of_keys<'a>(&'a self, keys: &'a [(House, KeyHash)], limit: u32) -> Reply<'a, Vec<Thin>>;
