@@ -229,7 +229,7 @@ fn check_tells_what_would_run() {
         "main",
         "orders",
         "https://orders.example/",
-        "ok: 1 database and 1 route; one instance uses 6 connections",
+        "ok: 1 database and 1 route; one instance uses 8 connections",
     ] {
         assert!(ran.stdout.contains(text), "{text}: {}", ran.stdout);
     }
