@@ -43,7 +43,8 @@ const GIVE_UP: Duration = Duration::from_secs(86_400);
 const TIDY: Duration = Duration::from_secs(3600);
 const TIDY_STEPS: u32 = 20;
 
-/// A look that took long isn't repeated before this many times as long.
+/// A look that took longer than this isn't repeated before so many times as long.
+const LONG: Duration = Duration::from_secs(1);
 const REST: u32 = 10;
 
 /// Judges one database.
@@ -186,7 +187,8 @@ impl Judge {
                 self.memory.judges = false;
                 return Ok(());
             }
-            let rest = now.elapsed() * REST;
+            let took = now.elapsed();
+            let rest = if took > LONG { took * REST } else { Duration::ZERO };
             for n in due {
                 let interval = self.rules.get(n).map_or(LONGEST_TICK, |rule| rule.interval);
                 // A tick that comes a little early counts.
