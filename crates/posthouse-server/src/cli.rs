@@ -536,7 +536,7 @@ pub(crate) enum Alerts {
     #[command(after_help = SILENCE)]
     Silence {
         #[command(flatten)]
-        silence: Silence,
+        silence: WhichAlert,
         /// How long
         #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
         time: Duration,
@@ -548,12 +548,12 @@ pub(crate) enum Alerts {
     #[command(after_help = SILENCE)]
     Unsilence {
         #[command(flatten)]
-        silence: Silence,
+        silence: WhichAlert,
     },
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Silence {
+pub(crate) struct WhichAlert {
     /// The name of the rule; "all" for all rules
     pub(crate) rule: String,
     /// Only what is about this: a destination, a consumer, a queue, as `alerts list` shows it

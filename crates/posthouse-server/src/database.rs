@@ -265,6 +265,11 @@ impl Database {
         self.retention.as_ref()
     }
 
+    /// The most connections that a relay, the judging of alerts, the pages and the API keep open together.
+    pub(crate) fn connections(&self) -> u32 {
+        self.store().connections() + PAGE_CONNECTIONS
+    }
+
     /// What consumers received, for one command.
     pub(crate) fn inbox(&self) -> Result<Arc<dyn InboxStore>, Failure> {
         self.outbox.inbox(ANSWER).map_err(|e| self.failure(&e))

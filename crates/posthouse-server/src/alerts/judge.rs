@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use posthouse::store::{ALERTS, AlertChange, AlertStanding, AlertWatch, NoticeOutcome, OpenNotice, Store};
+use posthouse::store::{ALERTS, AlertChange, AlertStanding, AlertWatch, NoticeOutcome, OLD_EVENTS, OpenNotice, Store};
 use posthouse::{Error, ErrorKind};
 use tokio::sync::watch;
 
@@ -39,10 +39,12 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// A notice that no channel took for this long is given up.
 const GIVE_UP: Duration = Duration::from_secs(86_400);
 
-/// How often old events are removed.
+/// How often old events are removed, and in how many steps at most.
 const TIDY: Duration = Duration::from_secs(3600);
+const TIDY_STEPS: u32 = 20;
 
-/// A look that took long isn't repeated before this many times as long.
+/// A look that took longer than this isn't repeated before so many times as long.
+const LONG: Duration = Duration::from_secs(1);
 const REST: u32 = 10;
 
 /// Judges one database.
@@ -101,7 +103,7 @@ impl Judge {
 
     /// Looks again and again, until it is told to stop.
     pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let tick = self.rules.iter().map(|rule| rule.interval).min().unwrap_or(LONGEST_TICK).min(LONGEST_TICK);
+        let tick = tick(&self.rules);
         // So that many databases and instances don't look at the same moments.
         let mut wait = tick.mul_f64(fastrand::f64());
         loop {
@@ -119,6 +121,8 @@ impl Judge {
                 },
             }
         }
+        // What this instance said doesn't count any more; after a while it wouldn't anyway.
+        let _ = self.memory.reporter.take_back(&*self.database.people, &self.instance).await;
         if self.memory.judges {
             // Others take over at the end of the lease if this doesn't work.
             let _ = self.store().lay_down(ALERTS, &self.instance).await;
@@ -183,7 +187,8 @@ impl Judge {
                 self.memory.judges = false;
                 return Ok(());
             }
-            let rest = now.elapsed() * REST;
+            let took = now.elapsed();
+            let rest = if took > LONG { took * REST } else { Duration::ZERO };
             for n in due {
                 let interval = self.rules.get(n).map_or(LONGEST_TICK, |rule| rule.interval);
                 // A tick that comes a little early counts.
@@ -195,7 +200,11 @@ impl Judge {
         }
         self.deliver(store).await?;
         if self.memory.tidied.is_none_or(|at| at.elapsed() > TIDY) {
-            store.alerts().tidy_alerts(self.served.config.alerts_retention).await?;
+            for _ in 0..TIDY_STEPS {
+                if store.alerts().tidy_alerts(self.served.config.alerts_retention).await? < OLD_EVENTS.unsigned_abs() {
+                    break;
+                }
+            }
             self.memory.tidied = Some(Instant::now());
         }
         Ok(())
@@ -294,6 +303,13 @@ impl Judge {
     }
 }
 
+/// How long between two looks: the shortest interval of a rule comes out even.
+fn tick(rules: &[Rule]) -> Duration {
+    let shortest = rules.iter().map(|rule| rule.interval).min().unwrap_or(LONGEST_TICK);
+    let parts = (shortest.as_secs_f64() / LONGEST_TICK.as_secs_f64()).ceil().max(1.0);
+    shortest.div_f64(parts)
+}
+
 /// The wait after so many tries that came to nothing, and one more.
 fn back_off(tries: u32) -> Duration {
     RETRY.0.saturating_mul(2_u32.saturating_pow(tries)).min(RETRY.1)
@@ -324,4 +340,21 @@ fn changes(rules: &[Rule], due: &[&Rule], watch: &AlertWatch, measured: &Measure
     let ended = watch.alerts.iter().filter(|row| !known(&row.rule));
     out.extend(ended.map(|row| state::end(&row.rule, &row.subject, &row.standing())));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_and_tries_come_at_even_distances() {
+        let of = |seconds: f64| {
+            let rule = Rule { interval: Duration::from_secs_f64(seconds), ..Rule::of(Kind::OutboxFailed) };
+            tick(&[rule, Rule { interval: Duration::from_secs(3600), ..Rule::of(Kind::OutboxBacklog) }]).as_secs_f64()
+        };
+        assert_eq!((of(0.2), of(10.0), of(15.0), of(30.0)), (0.2, 10.0, 7.5, 10.0));
+        let waits: Vec<u64> = (0..11).map(|tries| back_off(tries).as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+        assert_eq!(back_off(u32::MAX), RETRY.1);
+    }
 }

@@ -67,6 +67,14 @@ impl Reporter {
         Ok(())
     }
 
+    /// Takes back what was told.
+    pub(super) async fn take_back(&mut self, store: &dyn Store, instance: &str) -> Result<(), posthouse::Error> {
+        if self.told.is_empty() {
+            return Ok(());
+        }
+        store.alerts().report(instance, &[]).await
+    }
+
     fn known(&mut self, instance: &str, stats: &RelayStats, now: Instant) -> Vec<AlertReport> {
         let report = |kind: Kind, subject: &str, value: f64, detail: Option<String>| AlertReport {
             rule: kind.name().into(),

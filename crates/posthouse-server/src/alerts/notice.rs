@@ -197,9 +197,15 @@ impl Letter {
         Self { title, texts: notices.iter().map(text).collect(), notices }
     }
 
-    /// All texts, cut so that they take at most this many bytes.
+    /// All texts, in at most this many bytes: where that is too little, each is cut, so that none is left out.
     pub(crate) fn text(&self, most: usize) -> String {
-        cut(&self.texts.join("\n\n"), most)
+        const GAP: &str = "\n\n";
+        let all = self.texts.join(GAP);
+        if all.len() <= most {
+            return all;
+        }
+        let each = most / self.texts.len().max(1) - GAP.len();
+        self.texts.iter().map(|text| cut(text, each)).collect::<Vec<_>>().join(GAP)
     }
 }
 
@@ -272,7 +278,8 @@ mod tests {
         assert!(letter.text(10_000).contains("[STILL FIRING] outbox_failed b (orders)"));
         assert_eq!(cut("äää", 6), "äää");
         assert_eq!(cut("äääää", 9), "äää…");
-        assert!(letter.text(100).len() <= 100);
+        let short = letter.text(200);
+        assert!(short.len() <= 200 && short.contains("outbox_failed a") && short.contains("outbox_failed c"), "{short}");
         assert_eq!(Letter::new(vec![notice(State::Recovered, "")], None).title, "[RECOVERED] outbox_failed (orders)");
     }
 }

@@ -10,7 +10,7 @@ use super::{actor_named, load, one_database};
 use crate::alerts::channels::Channels;
 use crate::alerts::notice::Notice;
 use crate::alerts::rules::Rule;
-use crate::cli::{Alerts, Global, Silence};
+use crate::cli::{Alerts, Global, WhichAlert};
 use crate::config::{ALL_ALERTS, Config, suggest};
 use crate::database::Database;
 use crate::failure::{Exit, Failure};
@@ -84,7 +84,7 @@ async fn everywhere(
 }
 
 /// What came of it; a failure where it failed somewhere or changed nothing anywhere.
-fn told(global: &Global, silence: &Silence, what: &str, done: Vec<(String, Result<bool, Failure>)>) -> Result<(), Failure> {
+fn told(global: &Global, silence: &WhichAlert, what: &str, done: Vec<(String, Result<bool, Failure>)>) -> Result<(), Failure> {
     let about = match &silence.subject {
         Some(subject) => format!("{} {subject}", silence.rule),
         None => silence.rule.clone(),

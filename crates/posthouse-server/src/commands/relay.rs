@@ -306,7 +306,7 @@ async fn check(global: &Global, config: &Config, databases: &[Arc<Database>]) ->
     let mut told = Vec::new();
     let mut failure: Option<Failure> = None;
     for (database, answer) in databases.iter().zip(answers) {
-        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.store().connections() + PAGE_CONNECTIONS });
+        let mut line = json!({ "name": database.name, "url": database.shown, "connections": database.connections() });
         match answer {
             Ok((_, version, houses)) => {
                 line["schema_version"] = version.into();

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -121,61 +122,111 @@ impl Chats {
     }
 }
 
-/// A mail server that takes what it gets, after a login.
-struct Mails {
-    port: u16,
-    got: Arc<Mutex<Vec<String>>>,
+type Mails = Arc<Mutex<Vec<String>>>;
+
+/// A mail server that takes what it gets, after a login: one conversation.
+fn converse(from: impl BufRead, mut to: impl Write, mails: &Mails) {
+    let mut say = |text: &str| {
+        // The client may be gone.
+        let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+    };
+    say("220 mail.test ESMTP\r\n");
+    let (mut all, mut inside) = (String::new(), false);
+    for line in from.lines().map_while(Result::ok) {
+        all.push_str(&line);
+        all.push('\n');
+        let verb = line.split([' ', ':']).next().unwrap_or_default().to_uppercase();
+        match (inside, verb.as_str()) {
+            (true, _) if line == "." => {
+                inside = false;
+                mails.lock().unwrap().push(std::mem::take(&mut all));
+                say("250 taken\r\n");
+            }
+            (true, _) => {}
+            (false, "EHLO") => say("250-mail.test\r\n250-8BITMIME\r\n250 AUTH PLAIN LOGIN\r\n"),
+            (false, "AUTH") if line.ends_with(&BASE64.encode("\0me\0hunter2")) => say("235 welcome\r\n"),
+            (false, "AUTH") => say("535 5.7.8 who are you?\r\n"),
+            (false, "DATA") => {
+                inside = true;
+                say("354 go on\r\n");
+            }
+            (false, "QUIT") => {
+                say("221 bye\r\n");
+                break;
+            }
+            (false, _) => say("250 fine\r\n"),
+        }
+    }
 }
 
-impl Mails {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let got = Arc::new(Mutex::new(Vec::new()));
-        let into = got.clone();
-        std::thread::spawn(move || {
-            for conn in listener.incoming().map_while(Result::ok) {
-                let mut out = conn.try_clone().unwrap();
-                let mut say = move |text: &str| {
-                    // The client may be gone.
-                    let _ = out.write_all(text.as_bytes());
-                };
-                say("220 mail.test ESMTP\r\n");
-                let (mut all, mut inside) = (String::new(), false);
-                for line in BufReader::new(conn).lines().map_while(Result::ok) {
-                    all.push_str(&line);
-                    all.push('\n');
-                    let verb = line.split([' ', ':']).next().unwrap_or_default().to_uppercase();
-                    match (inside, verb.as_str()) {
-                        (true, _) if line == "." => {
-                            inside = false;
-                            into.lock().unwrap().push(std::mem::take(&mut all));
-                            say("250 taken\r\n");
-                        }
-                        (true, _) => {}
-                        (false, "EHLO") => say("250-mail.test\r\n250-8BITMIME\r\n250 AUTH PLAIN LOGIN\r\n"),
-                        (false, "AUTH") if line.ends_with(&BASE64.encode("\0me\0hunter2")) => say("235 welcome\r\n"),
-                        (false, "AUTH") => say("535 5.7.8 who are you?\r\n"),
-                        (false, "DATA") => {
-                            inside = true;
-                            say("354 go on\r\n");
-                        }
-                        (false, "QUIT") => {
-                            say("221 bye\r\n");
-                            break;
-                        }
-                        (false, _) => say("250 fine\r\n"),
-                    }
-                }
-            }
-        });
-        Self { port, got }
+/// One on a port of its own.
+fn mail_server() -> (u16, Mails) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mails = Mails::default();
+    let into = mails.clone();
+    std::thread::spawn(move || {
+        for conn in listener.incoming().map_while(Result::ok) {
+            converse(BufReader::new(conn.try_clone().unwrap()), conn, &into);
+        }
+    });
+    (port, mails)
+}
+
+/// One behind TLS, for one conversation, with a certificate for the address and its authority in `ca.pem`.
+struct TlsMails {
+    port: u16,
+    mails: Mails,
+    server: Child,
+}
+
+impl TlsMails {
+    /// Makes what it needs in a directory that has nothing of it yet.
+    fn certificates(dir: &Dir) {
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        dir.write(
+            "leaf.ext",
+            "subjectAltName = IP:127.0.0.1\nbasicConstraints = critical, CA:FALSE\nextendedKeyUsage = serverAuth\n",
+        );
+        for made in [
+            format!("req -x509 {key} -days 2 -subj /CN=authority -keyout ca.key -out ca.pem"),
+            format!("req {key} -subj /CN=server -keyout leaf.key -out leaf.csr"),
+            "x509 -req -days 2 -in leaf.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile leaf.ext -out leaf.pem".to_owned(),
+        ] {
+            assert!(Self::openssl(dir, &made).stdout(Stdio::null()).status().unwrap().success(), "{made}");
+        }
+    }
+
+    fn openssl(dir: &Dir, args: &str) -> Command {
+        let mut command = Command::new("openssl");
+        command.args(args.split(' ')).current_dir(dir.path()).stderr(Stdio::null());
+        command
+    }
+
+    fn start(dir: &Dir) -> Self {
+        // Nobody else is given this port for a while.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let serve = format!("s_server -quiet -accept 127.0.0.1:{port} -cert leaf.pem -key leaf.key");
+        let mut server = Self::openssl(dir, &serve).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (from, to) = (BufReader::new(server.stdout.take().unwrap()), server.stdin.take().unwrap());
+        let mails = Mails::default();
+        let into = mails.clone();
+        std::thread::spawn(move || converse(from, to, &into));
+        Self { port, mails, server }
+    }
+}
+
+impl Drop for TlsMails {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
     }
 }
 
 #[test]
 fn every_channel_is_told_in_its_own_way() {
-    let (dir, chats, mails) = (Dir::new(), Chats::start(), Mails::start());
+    let (dir, chats, (port, mails)) = (Dir::new(), Chats::start(), mail_server());
     let at = |path: &str| format!("http://{}/{path}", chats.address);
     let config = |ding: &str, secret: &str, password: &str| {
         format!(
@@ -193,7 +244,7 @@ fn every_channel_is_told_in_its_own_way() {
             ding,
             at("feishu"),
             at("wecom?key=hunter2"),
-            mails.port,
+            port,
         )
     };
     let ding = at("dingtalk?access_token=hunter2");
@@ -209,8 +260,8 @@ fn every_channel_is_told_in_its_own_way() {
         assert_eq!(of("webhook")["type"], "posthouse.alert");
         assert_eq!(of("slack")["blocks"][0]["text"]["text"], "*test* test");
         assert!(of("dingtalk")["text"]["content"].as_str().unwrap().starts_with("[TEST] test\n"));
-        let mails = mails.got.lock().unwrap();
-        let [mail] = &mails[..] else { panic!("{mails:?}") };
+        let got = mails.lock().unwrap();
+        let [mail] = &got[..] else { panic!("{got:?}") };
         for part in [
             "MAIL FROM:<ph@a.example>",
             "RCPT TO:<x@a.example>",
@@ -234,7 +285,7 @@ fn every_channel_is_told_in_its_own_way() {
     dir.write("posthouse.toml", &away.replace("tls = \"none\"", "tls = \"starttls\""));
     let ran = ph(&dir, &["alerts", "test", "ding", "mail"]).code(1);
     assert!(ran.stdout.contains("can't be reached"), "{}", ran.stdout);
-    assert_eq!(mails.got.lock().unwrap().len(), 1, "nothing is sent in the clear where it was to be encrypted");
+    assert_eq!(mails.lock().unwrap().len(), 1, "nothing is sent in the clear where it was to be encrypted");
     assert!(!ran.stdout.contains("hunter2") && !ran.stderr.contains("hunter2"), "{ran:?}");
     let shown = ph(&dir, &["relay", "--print-config"]).code(0).stdout;
     assert!(!shown.contains("hunter2") && !shown.contains(KEY) && shown.contains("[channels.ding]"), "{shown}");
@@ -389,4 +440,52 @@ fn rules_hold_when_nobody_says_anything() {
     let listed = ph(&dir, &["alerts", "list", "--json"]).code(0).json();
     assert_eq!(listed["databases"][0]["rules"].as_array().unwrap().len(), 18, "{listed}");
     assert!(ph(&dir, &["alerts", "list"]).code(0).stdout.contains("0 firing, 18 rules, judged by nobody"));
+}
+
+#[test]
+fn mail_over_tls_goes_to_whom_the_certificate_names() {
+    let dir = Dir::new();
+    TlsMails::certificates(&dir);
+    let ca = format!("ca_file = {:?}", dir.path().join("ca.pem"));
+    for (host, ca, taken) in [("127.0.0.1", "", false), ("localhost", ca.as_str(), false), ("127.0.0.1", ca.as_str(), true)] {
+        let server = TlsMails::start(&dir);
+        dir.write(
+            "posthouse.toml",
+            &format!(
+                "[databases.a]\nurl = \"sqlite://a.db\"\n[channels.mail]\nkind = \"smtp\"\nhost = {host:?}\nport = {}\ntls = \"tls\"\n{ca}\n\
+                 from = \"ph@a.example\"\nto = [\"x@a.example\"]\nusername = \"me\"\npassword = \"hunter2\"\n",
+                server.port
+            ),
+        );
+        let ran = wait_for("the server listens", || {
+            let ran = ph(&dir, &["alerts", "test"]);
+            (!ran.stdout.contains("refused")).then_some(ran)
+        });
+        assert_eq!((ran.code == 0, server.mails.lock().unwrap().len() == 1), (taken, taken), "{ran:?}");
+        assert!(taken || ran.stdout.to_lowercase().contains("certificate"), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn a_database_that_is_not_reached_is_told_by_who_does_not_reach_it() {
+    let (dir, chats) = (Dir::new(), Chats::start());
+    dir.write(
+        "posthouse.toml",
+        &format!(
+            "[databases.a]\nurl = \"sqlite://a.db\"\n[databases.gone]\nurl = \"postgres://u@127.0.0.1:1/db\"\n[server]\nlisten = \"127.0.0.1:0\"\n\
+             [relay]\ninstance = \"here\"\n[channels.ops]\nkind = \"webhook\"\nurl = \"http://{}/webhook\"\nsigning_keys = [{KEY:?}]\n\
+             headers = {{ X-Team = \"ops\" }}\n[[alerts]]\nrule = \"database_unreachable\"\nthreshold = \"10ms\"\ninterval = \"200ms\"\n",
+            chats.address
+        ),
+    );
+    ph(&dir, &["migrate", "--database", "a"]).code(0);
+    let relay = Running::start(&mut posthouse(&dir));
+    let told = wait_for("it is told", || chats.told().first().cloned());
+    assert!(told.starts_with("firing database_unreachable here-"), "{told}");
+    let detail = chats.seen.lock().unwrap()[0].1["data"]["alerts"][0]["detail"].as_str().unwrap().to_owned();
+    assert!(!detail.is_empty());
+    relay.signal("TERM");
+    let (code, log) = relay.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("alerts can't be judged at the moment"), "{log}");
 }

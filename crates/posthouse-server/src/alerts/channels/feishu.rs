@@ -16,7 +16,9 @@ const TITLE: usize = 200;
 /// A post: in its text parts nothing calls anybody, which `<at …>` does in a message of kind text.
 pub(super) fn body(letter: &Letter, secret: Option<&str>, now: Duration) -> Value {
     let text = letter.text(TEXT);
-    let lines: Vec<Value> = text.lines().map(|line| json!([{ "tag": "text", "text": line }])).collect();
+    // A part without any text isn't taken.
+    let part = |line: &str| json!([{ "tag": "text", "text": if line.is_empty() { " " } else { line } }]);
+    let lines: Vec<Value> = text.lines().map(part).collect();
     let mut body = json!({
         "msg_type": "post",
         "content": { "post": { "zh_cn": { "title": cut(&letter.title, TITLE), "content": lines } } },

@@ -38,3 +38,16 @@ pub(super) fn escaped(notices: Vec<Notice>) -> Vec<Notice> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_destinations_call_nobody() {
+        let notice = Notice { subject: "<!channel> & co".into(), ..Notice::test("i", 0) };
+        let document = body(&Letter::new(escaped(vec![notice]), Some("*{{ state }}* <https://x|{{ subject }}>"))).to_string();
+        assert!(!document.contains("<!channel>") && document.contains("&lt;!channel&gt; &amp; co"), "{document}");
+        assert!(document.contains("*test* <https://x|"), "what the template says stays: {document}");
+    }
+}
