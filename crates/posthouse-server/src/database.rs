@@ -32,7 +32,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 const PAGE_ANSWER: Duration = Duration::from_secs(15);
 
 /// Connections that pages and the API use at a time, per set of tables.
-pub(crate) const PAGE_CONNECTIONS: u32 = 2;
+const PAGE_CONNECTIONS: u32 = 2;
 
 /// Connections of retention: for its work, and for the lease that it renews meanwhile.
 const RETENTION_CONNECTIONS: u32 = 2;
@@ -265,9 +265,10 @@ impl Database {
         self.retention.as_ref()
     }
 
-    /// The most connections that a relay, the judging of alerts, the pages and the API keep open together.
+    /// The most connections that a relay, the judging of alerts, the pages, the API and retention keep open together.
     pub(crate) fn connections(&self) -> u32 {
-        self.store().connections() + PAGE_CONNECTIONS
+        let retention = if self.retention.is_some() { RETENTION_CONNECTIONS } else { 0 };
+        self.store().connections() + PAGE_CONNECTIONS + retention
     }
 
     /// What consumers received, for one command.

@@ -16,7 +16,7 @@ use crate::alerts::Alerts;
 use crate::cli::{Global, RelayArgs};
 use crate::config::{Config, among, redact_url};
 use crate::dashboard::Sampler;
-use crate::database::{Database, PAGE_CONNECTIONS};
+use crate::database::Database;
 use crate::depth::Watching;
 use crate::failure::Failure;
 use crate::http::{Served, ServedAdopted, Server};
