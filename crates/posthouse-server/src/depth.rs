@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 #[cfg(feature = "kafka")]
 use posthouse::transport::KafkaLag;
 #[cfg(feature = "nats")]
@@ -63,7 +64,7 @@ impl Depths {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn found(&self, place: usize, told: Result<(u64, Option<u64>), String>) {
+    fn found(&self, place: usize, told: Told) {
         let mut list = self.list();
         let Some(depth) = list.get_mut(place) else { return };
         let Depth { transport, name, group, .. } = &*depth;
@@ -83,61 +84,67 @@ impl Depths {
     }
 }
 
-/// Asks one broker.
-#[derive(Debug)]
-enum Asking {
-    #[cfg(feature = "rabbitmq")]
-    RabbitMq(RabbitMqQueues),
-    #[cfg(feature = "kafka")]
-    Kafka(KafkaLag),
-    #[cfg(feature = "nats")]
-    Nats(NatsPending),
+/// How many wait, and how many receive, where that is known; or why it can't be told.
+type Told = Result<(u64, Option<u64>), String>;
+
+/// Asks one broker, on connections of its own.
+trait Asks: Send + Sync {
+    fn ask<'a>(&'a self, watched: &'a Watched) -> BoxFuture<'a, Told>;
+    fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-impl Asking {
-    fn new(settings: &TransportConfig) -> Result<Option<Self>, posthouse::Error> {
-        Ok(match settings {
-            TransportConfig::Http(_) => None,
-            #[cfg(feature = "rabbitmq")]
-            TransportConfig::RabbitMq(settings) => Some(Self::RabbitMq(RabbitMqQueues::new(settings.clone())?)),
-            #[cfg(feature = "kafka")]
-            TransportConfig::Kafka(settings) => Some(Self::Kafka(KafkaLag::new(settings.clone())?)),
-            #[cfg(feature = "nats")]
-            TransportConfig::Nats(settings) => Some(Self::Nats(NatsPending::new(settings.clone())?)),
-        })
+#[cfg(feature = "rabbitmq")]
+impl Asks for RabbitMqQueues {
+    fn ask<'a>(&'a self, watched: &'a Watched) -> BoxFuture<'a, Told> {
+        Box::pin(async { self.waiting(&watched.name).await.map(|w| (w.messages, w.consumers)) })
     }
 
-    #[cfg_attr(not(any(feature = "rabbitmq", feature = "kafka", feature = "nats")), expect(clippy::unused_async))]
-    async fn ask(&self, watched: &Watched) -> Result<(u64, Option<u64>), String> {
-        let Watched { name, group } = watched;
-        let group = group.as_deref().unwrap_or_default();
-        let found = match *self {
-            #[cfg(feature = "rabbitmq")]
-            Self::RabbitMq(ref queues) => queues.waiting(name).await?,
-            #[cfg(feature = "kafka")]
-            Self::Kafka(ref lag) => lag.waiting(group, name).await?,
-            #[cfg(feature = "nats")]
-            Self::Nats(ref pending) => pending.waiting(name, group).await?,
-        };
-        Ok((found.messages, found.consumers))
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(RabbitMqQueues::close(self))
+    }
+}
+
+#[cfg(feature = "kafka")]
+impl Asks for KafkaLag {
+    fn ask<'a>(&'a self, watched: &'a Watched) -> BoxFuture<'a, Told> {
+        let group = watched.group.as_deref().unwrap_or_default();
+        Box::pin(async move { self.waiting(group, &watched.name).await.map(|w| (w.messages, w.consumers)) })
     }
 
-    async fn close(&self) {
-        match *self {
-            #[cfg(feature = "rabbitmq")]
-            Self::RabbitMq(ref queues) => queues.close().await,
-            #[cfg(feature = "kafka")]
-            Self::Kafka(ref lag) => lag.close().await,
-            #[cfg(feature = "nats")]
-            Self::Nats(ref pending) => pending.close().await,
-        }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(KafkaLag::close(self))
     }
+}
+
+#[cfg(feature = "nats")]
+impl Asks for NatsPending {
+    fn ask<'a>(&'a self, watched: &'a Watched) -> BoxFuture<'a, Told> {
+        let consumer = watched.group.as_deref().unwrap_or_default();
+        Box::pin(async move { self.waiting(&watched.name, consumer).await.map(|w| (w.messages, w.consumers)) })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(NatsPending::close(self))
+    }
+}
+
+/// None: it isn't a broker.
+fn asks(settings: &TransportConfig) -> Result<Option<Arc<dyn Asks>>, posthouse::Error> {
+    Ok(match settings {
+        TransportConfig::Http(_) => None,
+        #[cfg(feature = "rabbitmq")]
+        TransportConfig::RabbitMq(settings) => Some(Arc::new(RabbitMqQueues::new(settings.clone())?)),
+        #[cfg(feature = "kafka")]
+        TransportConfig::Kafka(settings) => Some(Arc::new(KafkaLag::new(settings.clone())?)),
+        #[cfg(feature = "nats")]
+        TransportConfig::Nats(settings) => Some(Arc::new(NatsPending::new(settings.clone())?)),
+    })
 }
 
 /// Looks at everything that is watched, each broker in a task of its own: one that doesn't answer holds up no other.
 pub(crate) struct Watching {
     tasks: JoinSet<()>,
-    brokers: Vec<Arc<Asking>>,
+    brokers: Vec<Arc<dyn Asks>>,
 }
 
 impl Watching {
@@ -146,8 +153,8 @@ impl Watching {
         let mut out = Self { tasks: JoinSet::new(), brokers: Vec::new() };
         for (transport, watched) in &config.watch {
             let Some(settings) = config.transports.get(transport) else { continue };
-            let asking = Asking::new(settings).map_err(|e| Failure::of(&format!("watch of transport {transport:?}"), &e))?;
-            let Some(asking) = asking.map(Arc::new).filter(|_| !watched.is_empty()) else { continue };
+            let asking = asks(settings).map_err(|e| Failure::of(&format!("watch of transport {transport:?}"), &e))?;
+            let Some(asking) = asking.filter(|_| !watched.is_empty()) else { continue };
             let mut list = served.depths.list();
             let first = list.len();
             list.extend(watched.iter().map(|w| Depth {
@@ -177,7 +184,7 @@ impl Watching {
     }
 }
 
-async fn watch(asking: Arc<Asking>, watched: Vec<(usize, Watched)>, served: Arc<Served>) {
+async fn watch(asking: Arc<dyn Asks>, watched: Vec<(usize, Watched)>, served: Arc<Served>) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

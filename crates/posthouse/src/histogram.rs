@@ -120,6 +120,8 @@ mod tests {
             let found = histogram.quantile(share).unwrap();
             assert!((1_000..=2_500).contains(&found.as_millis()), "{share}: {found:?}");
         }
+        let halves = of(&[[3; 50], [30; 50]].concat());
+        assert_eq!(halves.quantile(0.75), Some(Duration::from_micros(37_500)), "half-way between 25 and 50 ms");
         let mixed = of(&[3, 3, 3, 400]);
         assert!(mixed.quantile(0.75).unwrap() <= Duration::from_millis(5));
         assert!(mixed.quantile(0.76).unwrap() > Duration::from_millis(250));
