@@ -7,6 +7,7 @@
 //! | `inbox` | what an inbox costs the handler of received messages |
 //! | `relay` | messages per second from a database to a receiver, beside the receiver's and the database's own limits |
 //! | `latency` | from publish to confirmation, under a steady load |
+//! | `pages` | how fast the dashboard and the API answer on a large database |
 //!
 //! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead. A row that compares
 //! has `ours`, `limit` and `ratio`. Progress goes to stderr. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL`,
@@ -25,6 +26,7 @@ mod drain;
 mod inbox;
 mod latency;
 mod meter;
+mod pages;
 mod publish;
 mod receiver;
 mod relay;
@@ -83,6 +85,20 @@ enum What {
     /// From publish to confirmation, with an embedded relay, under a load that doesn't wait for anything.
     #[command(long_about = latency::ABOUT)]
     Latency(LatencyArgs),
+    /// How fast the dashboard and the API answer when there are N delivered messages.
+    #[command(long_about = pages::ABOUT)]
+    Pages(PagesArgs),
+}
+
+/// See [`pages`].
+#[derive(Debug, Args)]
+struct PagesArgs {
+    /// Delivered messages.
+    #[arg(short, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    n: u32,
+    /// The server's program; the one beside this one by default.
+    #[arg(long, value_name = "FILE")]
+    posthouse: Option<std::path::PathBuf>,
 }
 
 /// See [`inbox`].
@@ -168,6 +184,7 @@ async fn main() {
                 relay::run(from, to, args, rounds, &mut report).await;
             }
         }
+        What::Pages(args) => pages::run(args, &mut report).await,
         What::Latency(args) => {
             for (from, to) in receiver::pairs(&kinds(cli.database, &[Kind::Postgres, Kind::Mysql]), args.to, &mut report) {
                 latency::run(from, to, args, &mut report).await;

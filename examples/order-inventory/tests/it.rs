@@ -8,7 +8,7 @@ fn scale() -> u32 {
 }
 
 fn books_balance_over(broker: &str) {
-    let (orders, kills, restarts) = if scale() == 1 { (600, 4, 1) } else { (2_000 * scale(), 3 * scale(), 5) };
+    let (orders, kills, restarts) = if scale() == 1 { (400, 2, 1) } else { (2_000 * scale(), 3 * scale(), 5) };
     let output = Command::new(env!("CARGO_BIN_EXE_faults"))
         .args(["--broker", broker, "--orders", &orders.to_string(), "--kills", &kills.to_string()])
         .args(["--broker-restarts", &restarts.to_string(), "--order-kills", "1", "--deadline", &(240 * scale()).to_string()])

@@ -188,7 +188,7 @@ fn destinations(config: &Config, backlog: &[Backlog], findings: &mut Vec<Finding
             let shown = redact_url(&row.destination);
             findings.push(Finding::error(
                 "destinations",
-                format!("{} for {shown:?} lead nowhere: {why}", count(row.messages as usize, "message")),
+                format!("{} for {shown:?} can't be sent anywhere: {why}", count(row.messages as usize, "message")),
                 format!("add [routes.{shown:?}] to the configuration, or send them elsewhere with `posthouse messages edit`"),
             ));
         }

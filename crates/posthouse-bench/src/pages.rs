@@ -1,0 +1,231 @@
+//! How fast the dashboard and the API answer on a large database, and whether the relay's statements stay fast beside it.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use posthouse::Outbox;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::PagesArgs;
+use crate::database::{Rig, must, url};
+use crate::report::{Compared, Figure, Report, Row};
+
+/// For `--help`.
+pub(crate) const ABOUT: &str = "\
+Fills a log with N delivered messages of the last week, their receipts, and a tenth as many rows of an inbox; beside them \
+50 000 pending and 5 000 FAILED messages with their attempts. Then starts `posthouse dashboard` on it and asks for each page \
+and each list of the API, 11 times one after the other.
+
+A row has the median answer in milliseconds as ours, 300 ms as the limit, and the slowest of the answers. PostgreSQL only. The \
+program is the one beside this one, unless --posthouse names another: build it with `cargo build --release -p posthouse-server`.";
+
+/// An answer should take no longer, in milliseconds.
+const LIMIT: f64 = 300.0;
+
+/// How often each page is asked for.
+const ANSWERS: usize = 11;
+
+/// Rows per statement while the tables are filled.
+const CHUNK: i64 = 500_000;
+
+const PENDING: i64 = 50_000;
+const FAILED: i64 = 5_000;
+
+pub(crate) async fn run(args: &PagesArgs, report: &mut Report) {
+    let server = url("POSTHOUSE_TEST_POSTGRES_URL");
+    let program = args.posthouse.clone().unwrap_or_else(beside);
+    if !program.exists() {
+        eprintln!("there is no {}; build it, or name it with --posthouse", program.display());
+        std::process::exit(3);
+    }
+    let outbox = Postgres::fresh(2).await;
+    let mut conn = must("connect", PgConnection::connect(&server).await);
+    let facts = fill(&mut conn, &outbox, i64::from(args.n)).await;
+    let place = std::env::temp_dir().join(crate::database::fresh_name());
+    must("make a directory", std::fs::create_dir_all(&place));
+    let (mut child, address) = serve(&program, &place, &server, &outbox).await;
+    let client = must("HTTP client", reqwest::Client::builder().timeout(Duration::from_secs(120)).build());
+    for (what, path) in paths(&facts) {
+        row(&client, &address, &what, &path, report).await;
+    }
+    must("stop the dashboard", child.kill().await);
+    must("remove the directory", std::fs::remove_dir_all(&place));
+    Postgres::remove(outbox).await;
+}
+
+/// The server's program in the directory of this one.
+fn beside() -> PathBuf {
+    let here = must("find this program", std::env::current_exe());
+    here.with_file_name(format!("posthouse{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// What pages are asked for.
+struct Facts {
+    highest: i64,
+    middle: i64,
+    failed: i64,
+    message_id: String,
+}
+
+async fn execute(conn: &mut PgConnection, what: &str, sql: String) {
+    must(what, sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await);
+}
+
+/// The triggers don't fire for what is delivered already, so that no pending row has to be deleted again.
+async fn fill(conn: &mut PgConnection, outbox: &Outbox<Postgres>, n: i64) -> Facts {
+    let name = |table: &str| outbox.tables().name(table);
+    let (message, pending, receipt, attempt, inbox, house_of) =
+        (name("message"), name("pending"), name("receipt"), name("attempt"), name("inbox"), name("house_of"));
+    let columns = "message_id, type, destination, message_key, payload, created_at";
+    let values = |from: i64, to: i64| {
+        format!(
+            "SELECT 'm' || lpad(g::text, 12, '0'), 'order.placed.v1', 'destination-' || g % 20, 'customer-' || g % 100003, \
+                    convert_to(format('{{\"order\":%s,\"customer\":%s,\"note\":\"%s\"}}', g, g % 100003, repeat('x', 150)), 'UTF8'), \
+                    clock_timestamp() - interval '7 days' * ({n} - least(g, {n})) / {n} FROM generate_series({from}, {to}) g"
+        )
+    };
+    let started = Instant::now();
+    for from in (1..=n).step_by(CHUNK as usize) {
+        let to = (from + CHUNK - 1).min(n);
+        let insert = format!(
+            "SET session_replication_role = replica; INSERT INTO {message} ({columns}) {}; SET session_replication_role = origin",
+            values(from, to)
+        );
+        execute(conn, "fill the log (this needs a superuser)", insert).await;
+        let receipts = format!(
+            "INSERT INTO {receipt} (house, at, instance, low, ids, versions) \
+             SELECT house, max(created_at) + interval '20 ms', 'bench', min(id), array_agg(id ORDER BY id), array_fill(0, ARRAY[count(*)::int]) \
+               FROM (SELECT id, created_at, {house_of}(destination, message_key, message_id) AS house, id / 32000 AS part \
+                       FROM {message} WHERE id BETWEEN {from} AND {to}) r GROUP BY part, house ORDER BY part, house"
+        );
+        execute(conn, "fill the receipts", receipts).await;
+        let received = format!(
+            "INSERT INTO {inbox} (consumer, message_id, type, success_at) \
+             SELECT 'consumer-' || g % 5, 'm' || lpad(g::text, 12, '0'), 'order.placed.v1', clock_timestamp() FROM generate_series({from}, {to}, 10) g"
+        );
+        execute(conn, "fill the inbox", received).await;
+        eprintln!("{to} of {n} delivered messages, {:.0} s", started.elapsed().as_secs_f64());
+    }
+    execute(conn, "add pending messages", format!("INSERT INTO {message} ({columns}) {}", values(n + 1, n + PENDING + FAILED)))
+        .await;
+    execute(
+        conn,
+        "let some fail",
+        format!(
+            "UPDATE {pending} SET status = 'FAILED', attempts = 3, due_at = '9999-12-31', last_error = 'HTTP 422: no such article' WHERE id % 11 = 0; \
+             INSERT INTO {attempt} (row_id, attempt, instance, outcome, error, took_ms) \
+             SELECT id, a, 'bench', 'retry', 'HTTP 422: no such article', 12 FROM {pending} CROSS JOIN generate_series(1, 3) a WHERE status = 'FAILED'; \
+             INSERT INTO {inbox} (consumer, message_id, status, attempts, next_attempt_at, last_error, payload) \
+             SELECT 'consumer-' || g % 5, 'f' || g, CASE WHEN g % 2 = 0 THEN 'FAILED' ELSE 'PENDING_RETRY' END, 3, \
+                    CASE WHEN g % 2 = 0 THEN timestamptz '9999-12-31' ELSE clock_timestamp() + interval '1 hour' END, 'no such article', '{{}}' \
+               FROM generate_series(1, 10000) g"
+        ),
+    )
+    .await;
+    execute(conn, "analyze", format!("VACUUM ANALYZE {message}, {pending}, {receipt}, {inbox}, {attempt}")).await;
+    let facts = format!(
+        "SELECT max(id), (SELECT max(id) FROM {pending} WHERE status = 'FAILED'), (SELECT message_id FROM {message} WHERE id = max(m.id) / 3) \
+           FROM {message} m"
+    );
+    let (highest, failed, message_id): (i64, i64, String) =
+        must("look at it", sqlx::query_as(AssertSqlSafe(facts)).fetch_one(conn).await);
+    eprintln!("filled in {:.0} s", started.elapsed().as_secs_f64());
+    Facts { highest, middle: highest / 2, failed, message_id }
+}
+
+async fn serve(program: &Path, place: &Path, server: &str, outbox: &Outbox<Postgres>) -> (Child, String) {
+    let tables = outbox.tables();
+    let schema = tables.schema().map(|s| format!("schema = {s:?}\n")).unwrap_or_default();
+    let config = format!(
+        "[databases.main]\nurl = {server:?}\nprefix = {:?}\n{schema}[server]\nlisten = \"127.0.0.1:0\"\n\
+         [transports.http]\nallow = [\"127.0.0.1\"]\n",
+        tables.prefix()
+    );
+    must("write a configuration", std::fs::write(place.join("posthouse.toml"), config));
+    let mut command = Command::new(program);
+    command
+        .arg("dashboard")
+        .current_dir(place)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .env("NO_COLOR", "1")
+        .kill_on_drop(true);
+    let mut child = must("start the dashboard", command.spawn());
+    let Some(stderr) = child.stderr.take() else { must("read its log", Err("there is none")) };
+    let mut lines = BufReader::new(stderr).lines();
+    while let Some(line) = must("read its log", lines.next_line().await) {
+        if let Some(rest) = line.split("http://").nth(1) {
+            let address = rest.split([';', ' ', '/']).next().unwrap_or(rest).to_owned();
+            // Nobody reads on: what it says from here on must not block it.
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+            return (child, address);
+        }
+    }
+    must("start the dashboard", Err("it ended without telling its address"))
+}
+
+/// Each page, and each list of the API.
+fn paths(facts: &Facts) -> Vec<(String, String)> {
+    let Facts { highest, middle, failed, message_id } = facts;
+    let api = "/api/v1/databases/main";
+    let pages = [
+        ("overview", "/".to_owned()),
+        ("messages", "/messages".to_owned()),
+        ("messages, in the middle", format!("/messages?before={middle}")),
+        ("messages FAILED", "/messages?status=FAILED".to_owned()),
+        ("messages PENDING", "/messages?status=PENDING".to_owned()),
+        ("messages PENDING, in the middle", format!("/messages?status=PENDING&before={}", highest - PENDING / 2)),
+        ("messages SENT", "/messages?status=SENT".to_owned()),
+        ("messages of a destination", "/messages?destination=destination-7".to_owned()),
+        ("messages of a destination that has none", "/messages?destination=nobody".to_owned()),
+        ("messages of a key", "/messages?key=customer-77".to_owned()),
+        ("message", format!("/messages/{failed}")),
+        ("message delivered long ago", format!("/messages/{middle}")),
+        ("inbox", "/inbox".to_owned()),
+        ("inbox FAILED", "/inbox?status=FAILED".to_owned()),
+        ("houses", "/houses".to_owned()),
+        ("groups", "/groups".to_owned()),
+        ("runs", "/runs".to_owned()),
+        ("alerts", "/alerts".to_owned()),
+        ("audit", "/audit".to_owned()),
+        ("metrics", "/metrics".to_owned()),
+        ("API: overview", "/api/v1/overview".to_owned()),
+        ("API: messages", format!("{api}/messages")),
+        ("API: messages FAILED", format!("{api}/messages?status=FAILED")),
+        ("API: one message id", format!("{api}/messages?message_id={message_id}")),
+        ("API: inbox", format!("{api}/inbox")),
+        ("search for text (stops by itself)", "/messages?text=nowhere-to-be-found".to_owned()),
+    ];
+    pages.map(|(what, path)| (what.to_owned(), path)).into()
+}
+
+async fn row(client: &reqwest::Client, address: &str, what: &str, path: &str, report: &mut Report) {
+    let mut times = Vec::with_capacity(ANSWERS);
+    let mut bytes = 0;
+    for _ in 0..ANSWERS {
+        let started = Instant::now();
+        let answer = must(what, client.get(format!("http://{address}{path}")).send().await);
+        let status = answer.status();
+        let body = must(what, answer.bytes().await);
+        times.push(started.elapsed().as_secs_f64() * 1000.0);
+        bytes = body.len();
+        if !status.is_success() {
+            report.skip(format!("{what} ({path}): {status}"));
+            return;
+        }
+    }
+    let slowest = times.iter().copied().fold(0.0, f64::max);
+    report.add(Row {
+        database: "postgres",
+        what: what.to_owned(),
+        unit: "ms",
+        compared: Some(Compared::new(&times, &[LIMIT; ANSWERS])),
+        figures: vec![
+            Figure { name: "slowest_ms", title: "slowest ms", value: slowest },
+            Figure { name: "kilobytes", title: "kB", value: bytes as f64 / 1000.0 },
+        ],
+    });
+}
