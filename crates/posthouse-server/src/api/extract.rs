@@ -51,9 +51,7 @@ impl<T: DeserializeOwned, M: Most, S: Send + Sync> FromRequest<S> for Body<T, M>
     type Rejection = Refused;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Refused> {
-        let body = to_bytes(request.into_body(), M::BYTES)
-            .await
-            .map_err(|_| Refused::new(Refusal::Large, format!("the body may have {} bytes", M::BYTES)).limit(M::BYTES as u64))?;
+        let body = read(request.into_body(), M::BYTES).await?;
         let body = if body.iter().all(u8::is_ascii_whitespace) { &b"{}"[..] } else { &body };
         let mut json = serde_json::Deserializer::from_slice(body);
         let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
