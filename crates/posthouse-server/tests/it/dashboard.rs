@@ -65,7 +65,7 @@ const TURNED: &str = "evil\u{202e}gpj.exe\u{2066}\u{200f}";
 #[track_caller]
 fn harmless(path: &str, body: &str) {
     for bad in
-        ["<script>", "<img src=x", "onerror=alert(1)>", "</textarea", "javascript:", "\0", "\u{202e}", "\u{2066}", "\u{200f}"]
+        ["<script>", "<img src=x", "onerror=alert(1)>", "</textarea", "=\"javascript:", "\0", "\u{202e}", "\u{2066}", "\u{200f}"]
     {
         assert!(!body.contains(bad), "{path} has {bad:?}: {body}");
     }
@@ -119,7 +119,7 @@ fn whatever_is_stored_is_shown_as_text() {
     on_postgres(&schema.url, rows.join("; "));
     let id = url::form_urlencoded::byte_serialize(everywhere.as_bytes()).collect::<String>();
     let one = format!("/inbox/message?consumer={id}&id={id}");
-    wait_for("the overview knows the destination", || page(&running, "/").contains("&lt;img").then_some(()));
+    wait_for("the overview knows the destination", || page(&running, "/").contains("&#60;img").then_some(()));
     let pages = [
         "/",
         "/messages",
@@ -138,7 +138,7 @@ fn whatever_is_stored_is_shown_as_text() {
     for path in pages {
         let body = page(&running, path);
         harmless(path, &body);
-        assert!(body.contains("&lt;script&gt;alert(1)") || body.contains("&#60;script&#62;alert(1)"), "{path} shows it: {body}");
+        assert!(body.contains("&#60;script&#62;alert(1)"), "{path} shows it: {body}");
         assert!(body.contains("\\u{202e}"), "{path} writes out what turns text: {body}");
         assert!(body.len() < 2_000_000, "{path}: {}", body.len());
     }
@@ -250,11 +250,9 @@ fn a_database_that_is_down_is_said_to_be_and_the_others_go_on() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     dir.write("posthouse.toml", &schema.config(""));
     ph(&dir, &["migrate"]).code(0);
-    dir.write(
-        "posthouse.toml",
-        &schema
-            .config(&format!("[databases.gone]\nurl = \"postgres://u:hidden@{closed}/x\"\n[server]\nlisten = \"127.0.0.1:0\"\n")),
-    );
+    let gone = format!("[databases.gone]\nurl = \"postgres://u:hidden@{closed}/x\"\n");
+    let rest = "[server]\nlisten = \"127.0.0.1:0\"\n[routes.orders]\nto = \"http://127.0.0.1:1/\"\n";
+    dir.write("posthouse.toml", &schema.config(&(gone + rest)));
     ph(&dir, &["--database", "main", "publish", "orders", "{}"]).code(0);
     let running = Running::dashboard(&mut posthouse(&dir));
     let overview = wait_for("both are known", || {
@@ -302,7 +300,7 @@ fn a_viewer_sees_everything_and_can_do_nothing() {
         let seen = |token: &str| ask(&running, "GET", path, &as_who(token), "");
         let (operator, viewer) = (seen(token), seen(viewer));
         assert_eq!((operator.status, viewer.status), (200, 200), "{path}");
-        assert!(operator.body.contains(button) && operator.body.contains("hx-post"), "{path}: {}", operator.body);
+        assert!(operator.body.contains(button), "{path}: {}", operator.body);
         assert!(!viewer.body.contains(button) && !viewer.body.contains("hx-post"), "{path}: {}", viewer.body);
         assert!(viewer.body.contains("(viewer)"), "{path}: {}", viewer.body);
     }

@@ -62,7 +62,8 @@ async fn houses_and_instances_are_told_with_what_waits<T: StoreDb>(db: &Fresh<T>
     assert_eq!((houses[0].owner.as_deref(), houses[0].alive, houses[0].epoch), (Some("gone"), false, 1));
     assert!(houses[1..].iter().all(|h| h.alive && h.owner.as_deref() == Some("here")), "{houses:?}");
     assert_eq!(houses.iter().map(|h| h.failed).sum::<i64>(), 2);
-    let pending = db.ints("SELECT house FROM {pending} WHERE status <> 'FAILED'").await;
+    let pending = format!("SELECT CAST(house AS {}) FROM {{pending}} WHERE status <> 'FAILED'", T::BIGINT);
+    let pending = db.ints(&pending).await;
     for house in &houses {
         let expected = pending.iter().filter(|h| **h == Some(house.house.into())).count() as i64;
         assert_eq!((house.pending, house.oldest_ms.is_some()), (expected, expected > 0), "{house:?}");
