@@ -24,10 +24,10 @@ fn migrate_tells_version_and_houses_and_can_run_again() {
     assert!(ran.stderr.contains("posthouse migrate"), "{}", ran.stderr);
     for _ in 0..2 {
         let ran = ph(&dir, &["migrate"]).code(0);
-        assert_eq!(ran.stdout, "main: schema version 4, 4 houses\n");
+        assert_eq!(ran.stdout, "main: schema version 5, 4 houses\n");
     }
     let told = ph(&dir, &["migrate", "--json"]).code(0).json();
-    assert_eq!(told, json!({ "databases": [{ "database": "main", "schema_version": 4, "houses": 4 }] }));
+    assert_eq!(told, json!({ "databases": [{ "database": "main", "schema_version": 5, "houses": 4 }] }));
 }
 
 #[test]

@@ -136,12 +136,13 @@ const RETRIES: &str = "SELECT count(DISTINCT row_id) FILTER (WHERE attempt >= $3
 // Plan: one lookup of the primary key.
 const CONSUMER: &str = "SELECT min(consumer) FROM {inbox} WHERE consumer > $1";
 
-// Plan: a range of (consumer, success_at), from behind; the partial index of what isn't done.
+// Plan: a range of (consumer, success_at), from behind; the partial index of what isn't done. With a clock that moves within the
+// statement the time would be no bound of a range, and all that the consumer ever did would be read.
 const INBOX_RETRIES: &str = "SELECT count(*), count(*) FILTER (WHERE attempts >= $4) FROM ( \
-     (SELECT attempts FROM {inbox} WHERE consumer = $1 AND success_at >= clock_timestamp() - $2 * interval '1 microsecond' \
+     (SELECT attempts FROM {inbox} WHERE consumer = $1 AND success_at >= statement_timestamp() - $2 * interval '1 microsecond' \
        ORDER BY success_at DESC LIMIT $3) \
      UNION ALL (SELECT o.attempts FROM (SELECT attempts, last_at FROM {inbox} WHERE consumer = $1 AND next_attempt_at IS NOT NULL LIMIT $3) o \
-       WHERE o.last_at >= clock_timestamp() - $2 * interval '1 microsecond')) r";
+       WHERE o.last_at >= statement_timestamp() - $2 * interval '1 microsecond')) r";
 
 // Plan: the primary key backwards.
 const EVENTS: &str = concat!(
