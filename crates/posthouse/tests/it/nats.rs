@@ -381,7 +381,7 @@ async fn a_relay_starts_without_its_broker() {
 async fn killed_again_and_again_nothing_is_lost() {
     bounded(async {
         const KEYS: usize = 40;
-        let (total, kills) = (5_000 * scale(), 3 * scale().min(7));
+        let (total, kills) = (2_500 * scale(), 2 * scale().min(10));
         let broker = Broker::nats().await;
         let stream = stream(&jetstream(broker.url()).await, |_| {}).await;
         let destination = to(&stream, "a").to;

@@ -152,7 +152,7 @@ fn lines(child: &mut Child) -> Receiver<String> {
 async fn killed_at_random_points_each_has_its_effect_once<T: TestDb>() {
     let f = Fixture::<T>::with(settings()).await;
     let mut done = HashSet::new();
-    let kills = if scale() > 1 { 30 } else { 6 };
+    let kills = if scale() > 1 { 30 } else { 4 };
     for round in 0.. {
         let last = round >= kills;
         let mut child = spawn(&f, "consume", round, &done);

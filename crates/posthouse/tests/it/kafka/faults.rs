@@ -51,7 +51,7 @@ async fn killed_again_and_again(ordering: Ordering) {
     bounded(async {
         // Too large for the topic: FAILED at once, and what follows goes on.
         let refused = |n: usize| ordering == Ordering::Pipelined && n % 97 == 50;
-        let (count, kills) = if scale() > 1 { (100_000, 20) } else { (2_000, 2) };
+        let (count, kills) = if scale() > 1 { (100_000, 20) } else { (2_000, 1) };
         let broker = Broker::kafka().await;
         create_topic(&client(broker.url(), &[]), TOPIC, 3, &[("max.message.bytes", "20000")]).await;
         let outbox = Postgres::fresh().await;

@@ -61,7 +61,7 @@ fn order_violations(arrived: &[(String, String, u64)]) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hard_kills_lose_nothing() {
     let count = (2_000 * scale()).min(100_000);
-    let restarts = if scale() > 1 { (3 * scale()).min(20) } else { 2 };
+    let restarts = if scale() > 1 { (3 * scale()).min(20) } else { 1 };
     let limit = Duration::from_secs(100 + 30 * restarts as u64);
     let test = async {
         let broker = Broker::rabbitmq().await;

@@ -156,7 +156,7 @@ async fn killed_at_random_points_nothing_is_lost<T: TestDb>() {
     outbox.migrate().await.unwrap();
     let (mut committed, mut undone, mut maybe) = (HashSet::new(), HashSet::new(), HashSet::new());
     let mut got: Vec<(String, String, u64)> = Vec::new();
-    let kills = if scale() > 1 { 50 } else { 8 };
+    let kills = if scale() > 1 { 50 } else { 5 };
     let mut note = |line: &str, got: &mut Vec<(String, String, u64)>| {
         let mut words = line.split(' ');
         match (words.next(), words.next()) {

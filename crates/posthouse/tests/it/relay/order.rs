@@ -111,7 +111,7 @@ async fn exhausted_head_is_skipped_where_the_route_says_so<T: TestDb>() {
 /// the receiver answers after a random moment, and one answer in ten is a failure.
 async fn many_writers_many_keys_stay_in_order<T: TestDb>() {
     let outbox = T::fresh().await;
-    let (keys, per_writer, writers) = (if T::NAME == "sqlite" { 20 } else { 200 }, 150 * scale(), 8);
+    let (keys, per_writer, writers) = (if T::NAME == "sqlite" { 20 } else { 200 }, 75 * scale(), 8);
     let locks = outbox.tables().name("test_lock");
     T::execute(outbox.pool(), format!("CREATE TABLE {locks} (k integer PRIMARY KEY, n integer NOT NULL)")).await;
     for k in 0..keys {
