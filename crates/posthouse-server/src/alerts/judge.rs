@@ -113,12 +113,9 @@ impl Judge {
                 () = tokio::time::sleep(wait) => {}
             }
             wait = tick;
-            let pass = std::panic::AssertUnwindSafe(self.pass()).catch_unwind();
-            tokio::select! {
-                _ = stop.wait_for(|stop| *stop) => break,
-                done = pass => if done.is_err() {
-                    tracing::error!(database = self.database.name, "judging alerts panicked; it goes on");
-                },
+            // Not cut off by a stop, which waits a little: a notice that is being sent would be sent again.
+            if std::panic::AssertUnwindSafe(self.pass()).catch_unwind().await.is_err() {
+                tracing::error!(database = self.database.name, "judging alerts panicked; it goes on");
             }
         }
         // What this instance said doesn't count any more; after a while it wouldn't anyway.
@@ -154,8 +151,9 @@ impl Judge {
     async fn look(&mut self) -> Result<(), Error> {
         let database = self.database.clone();
         let store = &*database.people;
+        let asked = Instant::now();
         let took = store.duty(ALERTS, &self.instance, LEASE).await;
-        self.reached(took.as_ref().err());
+        self.reached(took.as_ref().err(), asked);
         let judges = took?;
         if judges != self.memory.judges {
             tracing::debug!(database = database.name, judges, "who judges alerts has changed");
@@ -262,13 +260,13 @@ impl Judge {
     }
 
     /// Judges whether the database can be reached.
-    fn reached(&mut self, error: Option<&Error>) {
+    fn reached(&mut self, error: Option<&Error>, asked: Instant) {
         let Some(rule) = self.rules.iter().find(|rule| rule.kind == Kind::DatabaseUnreachable) else { return };
         let away = error.filter(|e| e.kind() == ErrorKind::Unavailable);
         // Another error says that something was there to answer.
         let (now, now_us) = (Instant::now(), now_ms() * 1_000);
         let why = away.map(ToString::to_string);
-        let Some(news) = self.memory.reach.tell(rule, &self.instance, away.is_none(), why, now, now_us) else { return };
+        let Some(news) = self.memory.reach.tell(rule, &self.instance, away.is_none(), why, (asked, now), now_us) else { return };
         let about = (rule.name.as_str(), self.instance.as_str(), self.database.name.as_str());
         let id = format!("{}/{}/{now_us}", self.database.name, self.instance);
         let notice = Notice::new(id, about, Some(rule.kind), &news, now_us, &self.instance);

@@ -115,17 +115,17 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    /// Says whether it was reached. `now_us` is this machine's clock. Answers what there is to tell.
+    /// Says whether it was reached when it was asked at that moment. `now_us` is this machine's clock. Answers what there is to tell.
     pub(super) fn tell(
         &mut self,
         rule: &Rule,
         instance: &str,
         reached: bool,
         why: Option<String>,
-        now: Instant,
+        (asked, now): (Instant, Instant),
         now_us: i64,
     ) -> Option<posthouse::store::AlertNews> {
-        self.since = if reached { None } else { Some(self.since.unwrap_or(now)) };
+        self.since = if reached { None } else { Some(self.since.unwrap_or(asked)) };
         let away = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let sample = Sample { subject: instance.to_owned(), value: away.as_secs_f64(), detail: why };
         let change = state::judge(rule, self.standing.as_ref(), &sample, false, now_us)?;
@@ -181,7 +181,7 @@ mod tests {
         let rule = Rule { channels: vec!["ops".into()], ..Rule::of(Kind::DatabaseUnreachable) };
         let mut at = |seconds: u64, reached| {
             let now = start + Duration::from_secs(seconds);
-            reach.tell(&rule, "i", reached, Some("why".into()), now, seconds as i64 * 1_000_000).map(|news| news.kind)
+            reach.tell(&rule, "i", reached, Some("why".into()), (now, now), seconds as i64 * 1_000_000).map(|news| news.kind)
         };
         assert_eq!(at(0, true), None);
         assert_eq!(at(10, false), None);

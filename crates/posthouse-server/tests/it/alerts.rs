@@ -316,7 +316,14 @@ fn three_relays_tell_once_across_restarts_and_takeovers() {
     ph(&dir, &["messages", "skip", "--all", "--status", "PENDING", "--yes"]).code(0);
     wait_for("the failed message is told", || chats.told().contains(&"firing outbox_failed dead".to_owned()).then_some(()));
 
-    // The judge is killed, and so is one of the others; the lease is over, and one that was started anew is there as well.
+    // Killed before it has said that they were sent, it would rightly have them sent again.
+    wait_for("it is written that they were told", || {
+        let history = ph(&dir, &["alerts", "list", "--history", "--json"]).code(0).json();
+        let sent = |e: &Value| e["notices"].as_array().unwrap().iter().all(|n| n["sent_us"].is_i64());
+        history["events"].as_array().unwrap().iter().all(sent).then_some(())
+    });
+
+    // The judge is killed; its lease is over, and one that was started anew is there as well.
     let pid = |name: &str| name.rsplit('-').nth(1).unwrap().parse::<u32>().unwrap();
     let place = relays.iter().position(|r| r.pid() == pid(&judge)).unwrap();
     drop(relays.remove(place));
@@ -473,7 +480,7 @@ fn a_database_that_is_not_reached_is_told_by_who_does_not_reach_it() {
         "posthouse.toml",
         &format!(
             "[databases.a]\nurl = \"sqlite://a.db\"\n[databases.gone]\nurl = \"postgres://u@127.0.0.1:1/db\"\n[server]\nlisten = \"127.0.0.1:0\"\n\
-             [relay]\ninstance = \"here\"\n[channels.ops]\nkind = \"webhook\"\nurl = \"http://{}/webhook\"\nsigning_keys = [{KEY:?}]\n\
+             [relay]\ninstance = \"here\"\ndatabase_timeout = \"500ms\"\n[channels.ops]\nkind = \"webhook\"\nurl = \"http://{}/webhook\"\nsigning_keys = [{KEY:?}]\n\
              headers = {{ X-Team = \"ops\" }}\n[[alerts]]\nrule = \"database_unreachable\"\nthreshold = \"10ms\"\ninterval = \"200ms\"\n",
             chats.address
         ),
