@@ -9,6 +9,9 @@ use std::str::Chars;
 
 use posthouse::store::destination_matches;
 
+/// JSON that is nested deeper than this can't be masked, so it is hidden.
+const DEPTH: u32 = 128;
+
 /// What stands where a value was.
 pub(crate) const MASKED: &str = "[masked]";
 
@@ -184,9 +187,9 @@ impl Hidden<'_> {
     /// about what is in it.
     pub(crate) fn masked(&self, payload: &[u8]) -> Option<String> {
         let text = std::str::from_utf8(payload).ok()?;
-        // Checks all of it, and that it isn't nested too deep for what follows.
+        // Checks all of it, however deep it is nested; the masker gives up where that is too deep for its stack.
         serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
-        let mut masker = Masker { rest: text.trim(), out: String::with_capacity(text.len()) };
+        let mut masker = Masker { rest: text.trim(), out: String::with_capacity(text.len()), depth: 0 };
         let begin = self.paths.iter().map(|path| &path.0[..]).collect();
         masker.value(begin)?;
         Some(masker.out)
@@ -197,13 +200,14 @@ impl Hidden<'_> {
 struct Masker<'t> {
     rest: &'t str,
     out: String,
+    depth: u32,
 }
 
 impl<'t> Masker<'t> {
     /// `open`: what is left of each path that leads here.
     fn value(&mut self, open: Vec<&[Step]>) -> Option<()> {
         if open.iter().any(|steps| steps.is_empty()) {
-            let mut skipped = Masker { rest: self.rest, out: String::new() };
+            let mut skipped = Masker { rest: self.rest, out: String::new(), depth: self.depth };
             skipped.value(Vec::new())?;
             self.rest = skipped.rest;
             let _ = write!(self.out, "\"{MASKED}\"");
@@ -240,7 +244,17 @@ impl<'t> Masker<'t> {
     }
 
     /// What stands between brackets, with commas between.
-    fn items(&mut self, close: char, mut item: impl FnMut(&mut Self, usize) -> Option<()>) -> Option<()> {
+    fn items(&mut self, close: char, item: impl FnMut(&mut Self, usize) -> Option<()>) -> Option<()> {
+        self.depth += 1;
+        if self.depth > DEPTH {
+            return None;
+        }
+        self.inner(close, item)?;
+        self.depth -= 1;
+        Some(())
+    }
+
+    fn inner(&mut self, close: char, mut item: impl FnMut(&mut Self, usize) -> Option<()>) -> Option<()> {
         self.any()?;
         self.blank();
         if self.rest.starts_with(close) {
