@@ -253,8 +253,8 @@ fn offered(served: &Served, database: &ServedRelay) -> Vec<String> {
     let waiting = served.history.standing(&database.name).backlog;
     let mut all: Vec<String> = served.config.routes.keys().cloned().collect();
     all.extend(waiting.iter().flat_map(|(lines, _)| lines.iter()).map(|line| line.destination.clone()));
-    // One that hides something would not find itself again.
-    all.retain(|name| redact_url(name) == *name);
+    // One that can't be shown as it is would not find itself again.
+    all.retain(|name| shown(&redact_url(name)) == *name);
     all.sort_unstable();
     all.dedup();
     all.truncate(OFFERED);

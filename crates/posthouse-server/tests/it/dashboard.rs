@@ -64,6 +64,11 @@ const TURNED: &str = "evil\u{202e}gpj.exe\u{2066}\u{200f}";
 /// Nothing in a page is what somebody wrote into the database, unless it is text.
 #[track_caller]
 fn harmless(path: &str, body: &str) {
+    // What a form sends back must be what it was; nobody sees it, unless it is what they typed.
+    let mut parts = body.split(" value=\"");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let body = parts.fold(first, |text, part| text + part.split_once('"').map_or("", |(_, rest)| rest));
+    let body = body.as_str();
     for bad in
         ["<script>", "<img src=x", "onerror=alert(1)>", "</textarea", "=\"javascript:", "\0", "\u{202e}", "\u{2066}", "\u{200f}"]
     {
