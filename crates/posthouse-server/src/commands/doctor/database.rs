@@ -51,7 +51,8 @@ pub(super) async fn examine(config: &Config, database: &Database) -> Examined {
         out.findings.push(Finding::error("messages", e.to_string(), "look at the error, and run this again"));
     }
     if let Some(log) = &found.log {
-        out.findings.push(growth(log, found.now_ms));
+        let sent = database.retention_settings().and_then(|settings| settings.sent);
+        out.findings.push(growth(log, found.now_ms, sent));
     }
     out
 }
@@ -210,15 +211,27 @@ fn age(ms: i64) -> String {
     output::span(std::time::Duration::from_millis(ms.unsigned_abs()))
 }
 
-/// Nothing removes what was delivered: how long that goes well.
-fn growth(log: &LogFacts, now_ms: i64) -> Finding {
+/// How the log grows: where nothing removes what was delivered (`sent`: None), how long that goes well.
+fn growth(log: &LogFacts, now_ms: i64, sent: Option<std::time::Duration>) -> Finding {
     let days = ((now_ms - log.first_ms) / DAY).max(0);
     let told = format!("the log goes back {days} days and takes {}", output::bytes(log.bytes));
     let per_day = if days > 0 { format!(", {} more a day", output::bytes(log.bytes / days)) } else { String::new() };
-    if days > OLD || log.bytes > LARGE {
-        Finding::warning("growth", format!("{told}{per_day}; nothing removes it"), "give it a term: [retention] sent = \"7d\"")
+    let Some(sent) = sent else {
+        return if days > OLD || log.bytes > LARGE {
+            let fix = "give it a term: [retention] sent = \"7d\"";
+            Finding::warning("growth", format!("{told}{per_day}; nothing removes it"), fix)
+        } else {
+            Finding::ok("growth", format!("{told}{per_day}; nothing removes it"))
+        };
+    };
+    let term = humantime::format_duration(sent);
+    // A partition may take as long again to age out. Messages that aren't delivered stay, so the oldest may be older by right.
+    let late = i64::try_from(sent.as_millis()).unwrap_or(i64::MAX).saturating_mul(2).saturating_add(DAY);
+    if now_ms - log.first_ms > late {
+        let fix = "look with `posthouse retention run --dry-run`, and in the relay's log; what isn't delivered stays by right";
+        Finding::warning("growth", format!("{told}, though delivered messages are to stay for {term} only"), fix)
     } else {
-        Finding::ok("growth", format!("{told}{per_day}"))
+        Finding::ok("growth", format!("{told}; delivered messages stay {term}"))
     }
 }
 
