@@ -116,10 +116,10 @@ fn a_database_says_what_is_different_and_secrets_are_not_shown() {
 
     dir.write(
         "posthouse.toml",
-        "[databases.a]\nurl = \"postgres://u@h/a\"\n[retention]\nsent = \"0s\"\nevery = \"soon\"\narchive = \"/tmp\"\nsnet = 1\n",
+        "[databases.a]\nurl = \"postgres://u@h/a\"\n[retention]\nsent = \"0s\"\nevery = \"soon\"\narchive = \"/tmp\"\nformt = 1\n",
     );
     let ran = run(posthouse(&dir).args(["relay", "--print-config"])).code(2);
-    for path in ["retention.sent", "retention.every", "retention.archive", "retention.snet"] {
+    for path in ["retention.sent", "retention.every", "retention.archive", "retention.formt"] {
         assert!(ran.stderr.contains(path), "{path} is missing: {}", ran.stderr);
     }
 }

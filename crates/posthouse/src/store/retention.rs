@@ -104,8 +104,7 @@ pub struct Retired {
 }
 
 /// Where messages lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Shelf {
     /// The log.
@@ -114,6 +113,12 @@ pub enum Shelf {
     Kept,
     /// A partition that was detached, without those of its rows that were kept.
     Partition(i64),
+}
+
+impl Serialize for Shelf {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
 }
 
 impl Shelf {
@@ -194,11 +199,13 @@ pub struct OldPage {
 pub(crate) struct Bisection {
     low: i64,
     high: i64,
+    /// The first young id so far.
+    young: Option<i64>,
 }
 
 impl Bisection {
     pub(crate) fn new(lowest: i64, highest: i64) -> Self {
-        Self { low: lowest, high: highest + 1 }
+        Self { low: lowest, high: highest + 1, young: None }
     }
 
     /// Where to look next; None when it is found.
@@ -209,13 +216,14 @@ impl Bisection {
     pub(crate) fn seen(&mut self, at: i64, found: Option<(i64, bool)>) {
         match found {
             Some((id, true)) if id < self.high => self.low = id + 1,
+            Some((id, false)) if id < self.high => (self.high, self.young) = (at, Some(id)),
             _ => self.high = at,
         }
     }
 
     /// The answer. `size` is that of a partition, where there are such.
     pub(crate) fn boundary(&self, highest: i64, size: Option<i64>) -> Boundary {
-        let young = self.high;
+        let young = self.young.unwrap_or(highest + 1);
         Boundary {
             young,
             highest,
@@ -395,17 +403,15 @@ mod tests {
             }
             search.boundary(highest, Some(10))
         };
-        let young = |rows: &[(i64, bool)]| {
-            let young = look(rows).young;
-            rows.iter().find(|r| r.0 >= young).map(|r| r.0)
-        };
-        assert_eq!(young(&[(5, true), (900, true), (901, false), (2000, false)]), Some(901));
-        assert_eq!(young(&[(5, false), (7, false)]), Some(5));
-        assert_eq!(young(&[(5, true), (7, true)]), None);
-        assert_eq!(young(&[(5, true), (7, false)]), Some(7));
+        let young = |rows: &[(i64, bool)]| look(rows).young;
+        assert_eq!(young(&[(5, true), (900, true), (901, false), (2000, false)]), 901);
+        assert_eq!(young(&[(5, false), (7, false)]), 5);
+        assert_eq!(young(&[(5, true), (7, true)]), 8);
+        assert_eq!(young(&[(5, true), (7, false)]), 7);
         let b = look(&[(1, true), (12, true), (14, false), (23, false)]);
         assert_eq!((b.from, b.one_by_one), (10, true));
         assert!(!look(&[(1, true), (12, true), (13, false), (24, false)]).one_by_one);
+        assert_eq!(look(&[(3, true), (4, true), (50, false)]).from, 50, "not that of a gap before it");
         assert_eq!(look(&[(3, true), (19, true)]).from, 10, "all is old, and the next id would be in another partition");
     }
 
