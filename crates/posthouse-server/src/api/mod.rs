@@ -1,5 +1,6 @@
 //! `/api/v1`: what the pages show and do, for programs.
 
+mod alerts;
 mod bulk;
 mod extract;
 mod groups;
@@ -135,7 +136,10 @@ fn parts() -> (Router<Arc<Served>>, OpenApi) {
         .routes(routes!(groups::stop))
         .routes(routes!(groups::pause))
         .routes(routes!(groups::resume))
-        .routes(routes!(groups::runs));
+        .routes(routes!(groups::runs))
+        .routes(routes!(alerts::list))
+        .routes(routes!(alerts::silence))
+        .routes(routes!(alerts::unsilence));
     OpenApiRouter::with_openapi(Document::openapi()).nest(BASE, routes).split_for_parts()
 }
 

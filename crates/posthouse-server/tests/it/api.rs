@@ -263,6 +263,30 @@ fn groups_are_run_paused_and_stopped() {
 }
 
 #[test]
+fn alerts_are_silenced_and_told_again() {
+    let dir = Dir::new();
+    let w = world(&format!("url = \"sqlite://{}/a.db\"", dir.path().display()), "");
+    let client = w.client();
+    let alerts = format!("{MAIN}/alerts");
+    let about = json!({ "rule": "outbox_failed", "subject": "orders", "seconds": 60, "reason": "known" });
+    assert_eq!(client.post(&format!("{alerts}/silence"), &about).status(200).json()["changed"], true);
+    let told = client.get(&alerts).status(200).json();
+    let silence = &told["silences"][0];
+    assert_eq!(
+        (&silence["rule"], &silence["subject"], &silence["reason"]),
+        (&"outbox_failed".into(), &"orders".into(), &"known".into())
+    );
+    let wrong = client.post(&format!("{alerts}/silence"), &json!({ "rule": "outbox_faild", "seconds": 60 })).status(400).json();
+    assert_eq!(wrong["field"], "rule");
+    client.post(&format!("{alerts}/silence"), &json!({ "rule": "all", "seconds": 0 })).status(400);
+    let about = json!({ "rule": "outbox_failed", "subject": "orders" });
+    assert_eq!(client.post(&format!("{alerts}/unsilence"), &about).status(200).json()["changed"], true);
+    assert_eq!(client.post(&format!("{alerts}/unsilence"), &about).status(200).json()["changed"], false);
+    let audit = client.get(&format!("{MAIN}/audit")).status(200).json();
+    assert!(audit.to_string().contains("token"), "who did it is told: {audit}");
+}
+
+#[test]
 fn the_document_is_whole() {
     let w = world("url = \"sqlite:main.db\"", "");
     let document = w.client().get("/api/v1/openapi.json").status(200).json();
@@ -281,7 +305,7 @@ fn the_document_is_whole() {
         }
         names.insert(path.clone());
     }
-    for needed in ["/messages", "/inbox", "/groups", "/runs", "/audit", "/houses", "/instances", "/overview"] {
+    for needed in ["/messages", "/inbox", "/groups", "/runs", "/alerts", "/audit", "/houses", "/instances", "/overview"] {
         assert!(names.contains(&format!("/api/v1/databases/{{database}}{needed}")), "{needed}");
     }
     // Everything that is pointed to is there.
