@@ -179,9 +179,9 @@ impl Judge {
             measured.reports = Some(measure::fresh(std::mem::take(&mut watch.reports)));
             let changes = changes(&self.rules, &rules, &watch, &measured);
             // Counting may have taken longer than the lease.
-            if !changes.is_empty()
-                && !(store.duty(ALERTS, &self.instance, LEASE).await? && store.alerts().judged(&self.instance, &changes).await?)
-            {
+            let written = changes.is_empty()
+                || store.duty(ALERTS, &self.instance, LEASE).await? && store.alerts().judged(&self.instance, &changes).await?;
+            if !written {
                 self.memory.judges = false;
                 return Ok(());
             }

@@ -119,8 +119,8 @@ pub(super) async fn overview(State(served): State<Arc<Served>>, Path(database): 
         failed: s.failed,
         unavailable: s.unavailable,
         houses: s.houses,
-        in_flight: s.in_flight as u64,
-        in_memory: s.in_memory as u64,
+        in_flight: s.in_flight,
+        in_memory: s.in_memory,
         leases_lost: s.leases_lost,
         database_error: s.database_error,
     });

@@ -590,7 +590,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
                 }
                 Shape::Tables(keys) => {
                     let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
-                    format!("write a list of tables, each with some of {}", keys.join(", "))
+                    format!("write [[NAME]] above the keys of each, or a list of tables, with some of {}", keys.join(", "))
                 }
                 _ => String::new(),
             };
@@ -657,7 +657,8 @@ mod tests {
         same(&Group::default(), GROUP, &[]);
         same(&posthouse::RetentionSettings::default(), RETENTION, &[]);
         same(&posthouse::S3Settings::default(), S3, &[]);
-        same(&super::super::ServerConfig::default(), SERVER, &[]);
+        // How long alerts are kept is a setting of the whole.
+        same(&super::super::ServerConfig::default(), SERVER, &["alerts_retention"]);
         same(&super::super::MaskConfig::default(), MASK, &[]);
         same(&HttpRoute::default(), HTTP_ROUTE, &[]);
         same(&CloudEvents::default(), CLOUDEVENTS, &[]);

@@ -1,6 +1,7 @@
 //! `--print-config`: what is in effect, defaults included, without secrets.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use posthouse::{RetentionSettings, Route};
 use serde_json::{Map, Value, json};
@@ -9,6 +10,15 @@ use super::redact::{self, REDACTED};
 use crate::alerts::rules::Rule;
 
 use super::{Config, DatabaseConfig, TransportConfig, Watched};
+
+/// In days where it is some: a year is no number of months.
+fn days(time: Duration) -> String {
+    const DAY: u64 = 86_400;
+    match time.as_secs() {
+        secs if secs > 0 && secs.is_multiple_of(DAY) && time.subsec_nanos() == 0 => format!("{}days", secs / DAY),
+        _ => humantime::format_duration(time).to_string(),
+    }
+}
 
 impl Config {
     /// The effective configuration as one value, secrets redacted.
@@ -47,7 +57,7 @@ impl Config {
         let mut out = json!({ "databases": databases, "transports": transports, "routes": routes, "adopted": adopted, "relay": relay, "server": self.server });
         out["channels"] = self.channels.iter().map(|(name, c)| (name.clone(), c.shown())).collect::<Map<_, _>>().into();
         out["alerts"] = self.alerts.iter().map(Rule::shown).collect();
-        out["server"]["alerts_retention"] = humantime::format_duration(self.alerts_retention).to_string().into();
+        out["server"]["alerts_retention"] = days(self.alerts_retention).into();
         if let Some(settings) = &self.retention {
             out["retention"] = retention(settings);
         }

@@ -33,10 +33,8 @@ pub(super) fn take(walk: &mut Walk<'_>, at: &str, kind: &str, table: &mut Table)
     for (place, item) in items.into_iter().enumerate() {
         let here = format!("{at}[{place}]");
         match item {
-            Value::String(queue) => {
-                if named(walk, &here, &queue) {
-                    out.insert(Watched { name: queue, group: None });
-                }
+            Value::String(queue) if named(walk, &here, &queue) => {
+                out.insert(Watched { name: queue, group: None });
             }
             Value::Table(table) => out.extend(pairs(walk, &here, kind, &table)),
             // Told by the walk.

@@ -217,12 +217,15 @@ fn pace(newest: Option<history::Sample>) -> Vec<Tile> {
     ]
 }
 
+/// What is known of a destination: its health here, messages pending and FAILED, and its name where that has no secrets.
+type Joined<'k> = (Option<health::Health>, i64, i64, Option<&'k str>);
+
 fn destinations(served: &Served, known: &[Known<'_>]) -> Vec<Destination> {
     let now = Instant::now();
     let mut out = Vec::new();
     for k in known {
         let relay = k.database.stats();
-        let mut joined: BTreeMap<String, (Option<health::Health>, i64, i64, Option<&str>)> = BTreeMap::new();
+        let mut joined: BTreeMap<String, Joined<'_>> = BTreeMap::new();
         for health in relay.iter().flat_map(|stats| health::all(stats, &served.routes, now)) {
             joined.insert(health.destination.clone(), (Some(health), 0, 0, None));
         }

@@ -62,11 +62,11 @@ pub(super) async fn known(State(auth): State<Arc<Auth>>, request: Request, next:
 async fn checked(auth: &Auth, mut request: Request) -> Result<Request, Response> {
     let api = request.uri().path().starts_with("/api/");
     let refuse = |refused: Refused| if api { refusal(&refused) } else { login::refused(&refused) };
-    let forbidden = |text: &str| Err(refuse(Refused::new(Refusal::Forbidden, text)));
+    let forbidden = |text: &str| refuse(Refused::new(Refusal::Forbidden, text));
     if auth.mode == Mode::Local
         && let Err(why) = local(auth, &request)
     {
-        return forbidden(why);
+        return Err(forbidden(why));
     }
     let who = match auth.who(request.headers(), peer(&request)) {
         Ok(who) => who,
@@ -75,19 +75,19 @@ async fn checked(auth: &Auth, mut request: Request) -> Result<Request, Response>
     if changes(request.method()) {
         if who.by != By::Token {
             if !own_page(auth, request.headers()) {
-                return forbidden("another site sent this");
+                return Err(forbidden("another site sent this"));
             }
             let (again, token) = csrf(request).await.map_err(refuse)?;
             request = again;
             if !bool::from(token.as_bytes().ct_eq(who.csrf.as_bytes())) {
-                return forbidden(
+                return Err(forbidden(
                     "the CSRF token is missing or not the one of this session: reload the page, or send the one that \
                      /api/v1/whoami tells as X-CSRF-Token",
-                );
+                ));
             }
         }
         if who.role == Role::Viewer && request.uri().path() != login::LOGOUT {
-            return forbidden("you may look but not change anything: that takes the role operator");
+            return Err(forbidden("you may look but not change anything: that takes the role operator"));
         }
     }
     request.extensions_mut().insert::<Who>(who);

@@ -198,7 +198,7 @@ impl Bulks {
             who: who.clone(),
             stop: stop.clone(),
         };
-        let task = tokio::spawn(run.to_the_end(bulk));
+        let task = tokio::spawn(run.work(bulk));
         inner.all.insert(progress.id, Entry { progress: progress.clone(), stop, ended: None, task: Some(task) });
         Ok(progress)
     }
@@ -273,7 +273,7 @@ struct Run {
 }
 
 impl Run {
-    async fn to_the_end(self, bulk: Bulk) {
+    async fn work(self, bulk: Bulk) {
         let result = match &bulk {
             Bulk::Messages { filter, action } => self.messages(filter, action).await,
             Bulk::Inbox { filter, action } => self.inbox(filter, *action).await,

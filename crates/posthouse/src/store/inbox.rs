@@ -235,10 +235,13 @@ mod asked {
         pub age_us: i64,
     }
 
+    /// A page of received messages; the next one begins behind a consumer and message id.
+    pub type InboxPage = Listed<InboxRow, (String, String)>;
+
     /// What people ask of the inboxes of a set of tables. Every call has a deadline inside.
     pub trait InboxStore: Send + Sync + fmt::Debug {
         /// Received messages by consumer and message id.
-        fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<Listed<InboxRow, (String, String)>, Error>>;
+        fn list<'a>(&'a self, filter: &'a InboxFilter) -> BoxFuture<'a, Result<InboxPage, Error>>;
         /// One received message.
         fn show<'a>(&'a self, consumer: &'a str, message_id: &'a str) -> BoxFuture<'a, Result<Option<InboxDetail>, Error>>;
         /// Applies an action to messages of a consumer, with an audit line each; answers the ids it applied to.

@@ -131,12 +131,15 @@ async fn pending(conn: &mut MySqlConnection, tables: &Tables, ids: &[i64]) -> Re
     Ok(found.into_iter().collect())
 }
 
+/// Name, rows and bytes, as the catalogue has them.
+type Found = (Option<Vec<u8>>, Option<i64>, Option<i64>);
+
 /// The numbers of the log's partitions, with what is known of their rows and bytes.
 async fn partitions(conn: &mut MySqlConnection, tables: &Tables) -> Result<Vec<(i64, Option<i64>, Option<i64>)>, Error> {
     // MySQL keeps these figures for a day unless told otherwise; MariaDB skips the comment, as it knows no such variable.
     sqlx::raw_sql("SET @posthouse = 1 /*!80000 , SESSION information_schema_stats_expiry = 0 */").execute(&mut *conn).await?;
     let query = sqlx::query_as(PARTITIONS).bind(tables.schema()).bind(format!("{}message", tables.prefix()));
-    let rows: Vec<(Option<Vec<u8>>, Option<i64>, Option<i64>)> = query.fetch_all(conn).await?;
+    let rows: Vec<Found> = query.fetch_all(conn).await?;
     let number = |name: Vec<u8>| std::str::from_utf8(&name).ok()?.strip_prefix('p')?.parse().ok();
     Ok(rows.into_iter().filter_map(|(name, rows, bytes)| Some((name.and_then(number)?, rows, bytes))).collect())
 }

@@ -131,12 +131,15 @@ async fn attached(conn: &mut PgConnection, tables: &Tables, number: i64) -> Resu
     Ok(found.fetch_optional(conn).await?)
 }
 
+/// A partition as [`PARTITIONS`] tells it.
+type Found = (i64, Option<i64>, i64, Option<i64>, Option<i64>);
+
 impl RetentionStore for PostgresStore {
     fn partitions(&self) -> Reply<'_, Option<Vec<Partition>>> {
         on!(self.work, self.deadline, "partitions", |c| {
             let (last, _) = ahead(c, &self.tables).await?;
             let current = last / PARTITION_SIZE;
-            let rows: Vec<(i64, Option<i64>, i64, Option<i64>, Option<i64>)> = sqlx::query_as(self.tables.sql(PARTITIONS))
+            let rows: Vec<Found> = sqlx::query_as(self.tables.sql(PARTITIONS))
                 .bind(self.tables.name("message"))
                 .bind(PARTITION_SIZE)
                 .bind(current)
