@@ -91,7 +91,8 @@ async fn a_fixed_delay_begins_again_after_the_end<T: TestDb>() {
     assert!(rows.iter().all(|r| r.cause == "every" && r.status == RunStatus::Done && r.error.is_none()), "{rows:?}");
     for two in rows.windows(2) {
         let between = two[1].started_us.unwrap() - two[0].ended_us.unwrap();
-        assert!(between >= DELAY.as_micros() as i64 - 2_000, "{between} µs between {two:?}");
+        // The end is written down a little after it was; without the delay there would be next to nothing between them.
+        assert!(between >= DELAY.as_micros() as i64 - 100_000, "{between} µs between {two:?}");
     }
     let stats = stats(&relay);
     assert!(stats.runs[&RunStatus::Done] >= 2 && stats.houses > 0 && stats.last.is_some(), "{stats:?}");
