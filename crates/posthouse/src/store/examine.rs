@@ -99,6 +99,7 @@ impl Examination {
         });
     }
 
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     /// Privileges as `SELECT on posthouse_meta`, of the account that this is asked as.
     pub(crate) fn privileges(&mut self, missing: &[String], fix: &str) {
         self.findings.push(if missing.is_empty() {
@@ -129,6 +130,7 @@ impl Examination {
         }
     }
 
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     /// A transaction that has been open for long keeps what was deleted since from being cleaned up.
     pub(crate) fn transactions(&mut self, oldest: Option<(String, i64)>, fix: &str) {
         self.findings.push(match oldest {

@@ -109,6 +109,7 @@ mod messages {
     /// A pending row, as far as it tells whether the rest of it is wanted.
     #[derive(Debug)]
     pub(crate) struct Candidate {
+        #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), expect(dead_code, reason = "SQLite has one house"))]
         pub(crate) house: i32,
         pub(crate) id: i64,
         pub(crate) status: String,
@@ -130,6 +131,7 @@ mod messages {
             Self { rows, floor }
         }
 
+        #[cfg(any(feature = "postgres", feature = "mysql"))]
         /// Of the highest ids of each house, up to `each` of them. Below the lowest row of a house that has more, nobody knows.
         pub(crate) fn of_houses(mut rows: Vec<Candidate>, each: u32) -> Self {
             let mut houses: HashMap<i32, (u32, i64)> = HashMap::new();
@@ -145,6 +147,7 @@ mod messages {
         }
     }
 
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     /// Rows of each house that a step over all of them reads.
     pub(crate) fn each_house(step: u32) -> u32 {
         (step / 4).max(16)

@@ -68,6 +68,7 @@ impl Step {
         }
     }
 
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     /// What this version doesn't know is done once more, from after the detaching on: each step can be.
     pub(crate) fn parse(text: &str) -> Self {
         match text {
