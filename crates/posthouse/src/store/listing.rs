@@ -98,6 +98,7 @@ impl Pace {
 
 #[cfg(feature = "relay")]
 mod messages {
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     use std::collections::HashMap;
     use std::future::Future;
     use std::time::Instant;
