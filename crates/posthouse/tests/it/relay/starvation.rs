@@ -1,6 +1,6 @@
 //! Nothing that fails or stalls keeps the others waiting.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use posthouse::transport::{Delivery, from_fn};
 use posthouse::{Message, Relay, Retry, Route};
@@ -34,10 +34,9 @@ async fn failing_rows_do_not_starve_a_good_one<T: TestDb>() {
     outbox.publish_many(&mut tx, (0..1_000).map(|_| Message::to("test:a").payload("bad"))).await.unwrap();
     tx.commit().await.unwrap();
     wait_for("all have failed once", SOON, async || relay.stats().retried >= 1_000).await;
-    let started = Instant::now();
     outbox.publish_alone(Message::to("test:a").payload("good")).await.unwrap();
-    log.wait_len(1).await;
-    assert!(started.elapsed() < SOON * 3 / 4, "{:?}", started.elapsed());
+    // The others fail for a quarter of an hour at least.
+    wait_for("the good one", SOON * 2, async || log.len() == 1).await;
     relay.shutdown(Duration::from_secs(5)).await;
 }
 
