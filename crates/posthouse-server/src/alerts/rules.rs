@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::http::ready::PARTITIONS;
 use crate::output::span;
 
 /// What a rule is about. Each alert of a rule is about one of these.
@@ -80,9 +81,6 @@ pub(crate) enum Kind {
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// A relay warns, and isn't ready, below this number.
-const PARTITIONS: f64 = 8.0;
 
 /// How often people are told again.
 const REPEAT: Duration = Duration::from_secs(4 * 3600);
@@ -187,7 +185,7 @@ impl Kind {
             Self::HousesUncovered | Self::MessagesOrphaned | Self::TablesBroken => (1.0, 30 * SECOND, MINUTE),
             Self::RelayNotRunning => (1.0, 15 * SECOND, MINUTE),
             Self::MessagesMissing | Self::LeaseLost => (1.0, 30 * SECOND, Duration::ZERO),
-            Self::PartitionsLow => (PARTITIONS, MINUTE, 5 * MINUTE),
+            Self::PartitionsLow => (f64::from(PARTITIONS), MINUTE, 5 * MINUTE),
         }
     }
 

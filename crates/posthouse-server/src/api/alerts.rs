@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::extract::Body;
+use super::views::Done;
 use super::{Answer, Problem};
 use crate::config::ALL_ALERTS;
 use crate::http::{Served, Who};
@@ -101,25 +102,19 @@ pub(super) struct Silencing {
     reason: String,
 }
 
-/// Whether something changed.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Silenced {
-    changed: bool,
-}
-
 /// Tells nobody about alerts for a while.
 #[utoipa::path(post, path = "/databases/{database}/alerts/silence", tag = "alerts", params(("database" = String, Path)), request_body = Silencing,
-    responses((status = 200, body = Silenced), (status = "default", body = Problem)))]
+    responses((status = 200, body = Done), (status = "default", body = Problem)))]
 pub(super) async fn silence(
     State(served): State<Arc<Served>>,
     who: Who,
     Path(database): Path<String>,
     Body(asked, _): Body<Silencing>,
-) -> Answer<Silenced> {
+) -> Answer<Done> {
     let about = (asked.rule.as_str(), asked.subject.as_str());
     let time = Duration::from_secs(asked.seconds);
     alerts::silence(&served.config, served.database(&database)?, &who, about, time, &asked.reason).await?;
-    Ok(Json(Silenced { changed: true }))
+    Ok(Json(Done { changed: true }))
 }
 
 /// Which silence to end.
@@ -134,13 +129,13 @@ pub(super) struct Unsilencing {
 
 /// Ends a silence.
 #[utoipa::path(post, path = "/databases/{database}/alerts/unsilence", tag = "alerts", params(("database" = String, Path)), request_body = Unsilencing,
-    responses((status = 200, body = Silenced), (status = "default", body = Problem)))]
+    responses((status = 200, body = Done), (status = "default", body = Problem)))]
 pub(super) async fn unsilence(
     State(served): State<Arc<Served>>,
     who: Who,
     Path(database): Path<String>,
     Body(asked, _): Body<Unsilencing>,
-) -> Answer<Silenced> {
+) -> Answer<Done> {
     let changed = alerts::unsilence(served.database(&database)?, &who, &asked.rule, &asked.subject).await?;
-    Ok(Json(Silenced { changed }))
+    Ok(Json(Done { changed }))
 }

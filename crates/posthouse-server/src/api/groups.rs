@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Asked;
-use super::views::Run;
+use super::views::{Done, Run};
 use super::{Answer, Problem};
 use crate::config::trigger_text;
 use crate::http::{Served, Who};
@@ -65,13 +65,6 @@ pub(super) async fn list(State(served): State<Arc<Served>>, Path(database): Path
 pub(super) struct Requested {
     /// Its runs are listed by this number (`request`).
     request: i64,
-}
-
-/// Whether something changed.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Done {
-    /// False: it was so already.
-    changed: bool,
 }
 
 /// Asks all instances for a run of a group, now.

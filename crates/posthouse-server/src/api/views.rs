@@ -11,6 +11,13 @@ use crate::ops::bulk::Progress;
 use crate::ops::payload::{self, Form, Shown};
 use crate::ops::{Acted, Counted};
 
+/// Whether something changed.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Done {
+    /// False: it was so already.
+    pub(super) changed: bool,
+}
+
 /// A message of the outbox.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Message {

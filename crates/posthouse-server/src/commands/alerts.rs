@@ -1,7 +1,5 @@
 //! `posthouse alerts`.
 
-use std::time::Duration;
-
 use comfy_table::{Cell, Color, Row};
 use posthouse::store::{AlertEvent, AlertFilter, AlertKind, AlertRow, AlertSilence, AlertWatch};
 use serde_json::{Value, json};
@@ -14,10 +12,8 @@ use crate::cli::{Alerts, Global, WhichAlert};
 use crate::config::{ALL_ALERTS, Config, suggest};
 use crate::database::Database;
 use crate::failure::{Exit, Failure};
+use crate::ops::alerts::{LONGEST, known};
 use crate::output::{self, clean, count, now_ms};
-
-/// The longest silence.
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 pub(crate) async fn run(global: &Global, command: Alerts) -> Result<(), Failure> {
     let config = load(global)?;
@@ -57,14 +53,8 @@ fn rule_named(config: &Config, name: &str) -> Result<String, Failure> {
     if name == ALL_ALERTS {
         return Ok(String::new());
     }
-    let known: Vec<&str> = config.alerts.iter().map(|rule| rule.name.as_str()).collect();
-    if known.contains(&name) {
-        return Ok(name.to_owned());
-    }
-    Err(Failure::usage(match suggest(name, known.iter().copied().chain([ALL_ALERTS])) {
-        Some(meant) => format!("there is no rule {name:?}; did you mean {meant:?}?"),
-        None => format!("there is no rule {name:?}; there are {ALL_ALERTS}, {}", known.join(", ")),
-    }))
+    known(config, name).map_err(Failure::usage)?;
+    Ok(name.to_owned())
 }
 
 /// Does something in every configured database, one after another; what came of it in each.

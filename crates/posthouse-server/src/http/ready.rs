@@ -10,7 +10,7 @@ use crate::health::{self, Health, State, seconds};
 use crate::output::span;
 
 /// Partitions of the log that must be ready ahead; without one, publishing fails.
-const PARTITIONS: u32 = 8;
+pub(crate) const PARTITIONS: u32 = 8;
 
 /// A forward read is never late before this.
 const READ_LEAST: Duration = Duration::from_secs(30);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Refused, operator};
-use crate::config::{ALL_ALERTS, Config};
+use crate::config::{ALL_ALERTS, Config, suggest};
 use crate::http::{ServedRelay, Who};
 
 /// The longest silence.
@@ -13,9 +13,20 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 fn stored<'n>(config: &Config, name: &'n str) -> Result<&'n str, Refused> {
     match name {
         "" | ALL_ALERTS => Ok(""),
-        _ if config.alerts.iter().any(|rule| rule.name == name) => Ok(name),
-        _ => Err(Refused::field("rule", format!("there is no rule {name:?}"))),
+        _ => known(config, name).map(|()| name).map_err(|why| Refused::field("rule", why)),
     }
+}
+
+/// Whether there is a rule of this name; if not, what there is.
+pub(crate) fn known(config: &Config, name: &str) -> Result<(), String> {
+    let known: Vec<&str> = config.alerts.iter().map(|rule| rule.name.as_str()).collect();
+    if known.contains(&name) {
+        return Ok(());
+    }
+    Err(match suggest(name, known.iter().copied().chain([ALL_ALERTS])) {
+        Some(meant) => format!("there is no rule {name:?}; did you mean {meant:?}?"),
+        None => format!("there is no rule {name:?}; there are {ALL_ALERTS}, {}", known.join(", ")),
+    })
 }
 
 /// Tells nobody about a rule (empty: all) and a subject (empty: all of the rule) for this long.

@@ -9,13 +9,11 @@ use super::Examined;
 use crate::config::{Config, check, redact_url};
 use crate::database::Database;
 use crate::failure::{Exit, Failure};
+use crate::http::ready::PARTITIONS;
 use crate::output::{self, count};
 
 /// Clocks that differ by more than this (in milliseconds) are told.
 const CLOCKS: i64 = 2_000;
-
-/// As many partitions must be ready ahead for `/readyz`.
-const PARTITIONS: u32 = 8;
 
 /// A log that nothing is removed from is told when it is older than this (in days) or larger than that (in bytes).
 const OLD: i64 = 30;
