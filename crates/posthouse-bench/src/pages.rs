@@ -192,7 +192,7 @@ fn paths(facts: &Facts) -> Vec<(String, String)> {
         ("alerts", "/alerts".to_owned()),
         ("audit", "/audit".to_owned()),
         ("metrics", "/metrics".to_owned()),
-        ("API: overview", "/api/v1/overview".to_owned()),
+        ("API: overview", format!("{api}/overview")),
         ("API: messages", format!("{api}/messages")),
         ("API: messages FAILED", format!("{api}/messages?status=FAILED")),
         ("API: one message id", format!("{api}/messages?message_id={message_id}")),
