@@ -71,7 +71,7 @@ pub(crate) enum Command {
         #[arg(long)]
         print: bool,
     },
-    /// Run the relay, with health and metrics over HTTP, until it is told to stop
+    /// Run the relay, with dashboard, API, health and metrics over HTTP, until it is told to stop
     Relay(RelayArgs),
     /// Serve the dashboard and the API without relaying, until it is told to stop
     Dashboard,
