@@ -91,10 +91,14 @@ pub(crate) trait Rig: Backend {
     fn pending(outbox: &Outbox<Self>) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
     /// Position in the write-ahead log in bytes, where the database tells.
     fn wal(outbox: &Outbox<Self>) -> impl Future<Output = Option<i64>> + Send;
+    /// Transactions (MySQL: statements) that the server has counted, where it does.
+    fn statements_seen(outbox: &Outbox<Self>) -> impl Future<Output = Option<i64>> + Send;
+    /// Makes a transaction that has just begun see the database as it is now, to its end.
+    fn snapshot(outbox: &Outbox<Self>, tx: &mut Tx<Self>) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
 
 macro_rules! common {
-    ($wal:expr) => {
+    ($wal:expr, $seen:expr, $snapshot:expr) => {
         async fn execute(outbox: &Outbox<Self>, sql: String) -> Result<(), sqlx::Error> {
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(outbox.pool()).await?;
             Ok(())
@@ -139,6 +143,21 @@ macro_rules! common {
         async fn wal(outbox: &Outbox<Self>) -> Option<i64> {
             let query: Option<&'static str> = $wal;
             sqlx::query_scalar(query?).fetch_one(outbox.pool()).await.ok()
+        }
+
+        async fn statements_seen(outbox: &Outbox<Self>) -> Option<i64> {
+            let query: Option<&'static str> = $seen;
+            sqlx::query_scalar(query?).fetch_one(outbox.pool()).await.ok()
+        }
+
+        async fn snapshot(outbox: &Outbox<Self>, tx: &mut Tx<Self>) -> Result<(), sqlx::Error> {
+            let set: Option<&'static str> = $snapshot;
+            if let Some(set) = set {
+                sqlx::raw_sql(set).execute(&mut **tx).await?;
+            }
+            let read = format!("SELECT count(*) FROM {}", outbox.tables().name("house"));
+            sqlx::query(AssertSqlSafe(read)).fetch_one(&mut **tx).await?;
+            Ok(())
         }
     };
 }
@@ -253,7 +272,11 @@ impl Rig for sqlx::Postgres {
         Ok(total)
     }
 
-    common!(Some("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"));
+    common!(
+        Some("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"),
+        Some("SELECT (xact_commit + xact_rollback)::bigint FROM pg_stat_database WHERE datname = current_database()"),
+        Some("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    );
 }
 
 /// The raw loop where parameters are marked by `?`.
@@ -328,7 +351,12 @@ impl Rig for sqlx::MySql {
     }
 
     raw_marked!();
-    common!(None);
+    // A transaction reads as of its first read, as long as nobody has chosen another level.
+    common!(
+        None,
+        Some("SELECT CAST(variable_value AS signed) FROM information_schema.global_status WHERE variable_name = 'QUESTIONS'"),
+        None
+    );
 }
 
 impl Rig for sqlx::Sqlite {
@@ -350,5 +378,5 @@ impl Rig for sqlx::Sqlite {
     }
 
     raw_marked!();
-    common!(None);
+    common!(None, None, None);
 }

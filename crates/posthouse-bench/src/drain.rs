@@ -10,7 +10,7 @@ use crate::report::{Compared, Figure, Report, Row, median};
 
 /// Confirms everything at once.
 #[derive(Debug)]
-struct Null;
+pub(crate) struct Null;
 
 impl Transport for Null {
     fn send(&self, batch: Vec<Delivery>) -> futures_util::future::BoxFuture<'_, ()> {

@@ -2,15 +2,21 @@
 //!
 //! | command | what it measures |
 //! |---|---|
+//! | `limits` | what databases and receivers do without Posthouse |
 //! | `drain` | how fast messages leave the database, to a transport that confirms at once |
 //! | `publish` | what a publish costs inside a business transaction |
 //! | `inbox` | what an inbox costs the handler of received messages |
 //! | `relay` | messages per second from a database to a receiver, beside the receiver's and the database's own limits |
 //! | `latency` | from publish to confirmation, under a steady load |
+//! | `growth` | whether a message costs as much beside millions of retained ones |
+//! | `pinned` | whether a relay stays fast beside a transaction that doesn't end |
+//! | `fanin` | how several instances share one outbox |
+//! | `idle` | what a relay costs that has nothing to do |
 //! | `pages` | how fast the dashboard and the API answer on a large database |
+//! | `plot` | draws what other commands have written with `--out` |
 //!
-//! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead. A row that compares
-//! has `ours`, `limit` and `ratio`. Progress goes to stderr. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL`,
+//! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead, and `--out FILE` writes
+//! it into a file besides. A row that compares has `ours`, `limit` and `ratio`. Progress goes to stderr. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL`,
 //! `POSTHOUSE_TEST_MYSQL_URL`, `POSTHOUSE_TEST_RABBITMQ_URL`, `POSTHOUSE_TEST_KAFKA_URL` and `POSTHOUSE_TEST_NATS_URL`
 //! (`scripts/services start && eval "$(scripts/services env)"`; with `POSTHOUSE_SERVICES_DURABLE=1` databases flush as in
 //! production). `relay` and `latency` skip servers that aren't named and say so. Tables, queues, topics and streams get names
@@ -23,10 +29,16 @@
 
 mod database;
 mod drain;
+mod fanin;
+mod growth;
+mod idle;
 mod inbox;
 mod latency;
+mod limits;
 mod meter;
 mod pages;
+mod pinned;
+mod plot;
 mod publish;
 mod receiver;
 mod relay;
@@ -43,6 +55,9 @@ struct Cli {
     /// Print one JSON object instead of a table.
     #[arg(long, global = true)]
     json: bool,
+    /// Also write that object into this file.
+    #[arg(long, global = true, value_name = "FILE")]
+    out: Option<std::path::PathBuf>,
     /// Only this database; all three by default, PostgreSQL and MySQL for `relay` and `latency`.
     #[arg(long, visible_alias = "from", global = true, value_enum)]
     database: Option<Kind>,
@@ -55,6 +70,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// What databases and receivers do without Posthouse.
+    #[command(long_about = limits::ABOUT)]
+    Limits(LimitsArgs),
     /// N messages to a transport that confirms at once, beside a raw loop that reads and deletes the same rows.
     Drain {
         /// Messages per round.
@@ -85,9 +103,94 @@ enum What {
     /// From publish to confirmation, with an embedded relay, under a load that doesn't wait for anything.
     #[command(long_about = latency::ABOUT)]
     Latency(LatencyArgs),
+    /// What a message costs beside more and more retained ones.
+    #[command(long_about = growth::ABOUT)]
+    Growth(GrowthArgs),
+    /// How fast a relay is beside an old snapshot, and beside a transaction that has published and doesn't end.
+    #[command(long_about = pinned::ABOUT)]
+    Pinned(PinnedArgs),
+    /// 1, 2, 4 and 8 instances on one outbox.
+    #[command(long_about = fanin::ABOUT)]
+    Fanin(FaninArgs),
+    /// What a relay costs that has nothing to do.
+    #[command(long_about = idle::ABOUT)]
+    Idle(IdleArgs),
+    /// Draws a chart of each file that `--out` has written, as SVG beside it.
+    Plot {
+        /// Files written with `--out`.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<std::path::PathBuf>,
+    },
     /// How fast the dashboard and the API answer when there are N delivered messages.
     #[command(long_about = pages::ABOUT)]
     Pages(PagesArgs),
+}
+
+/// See [`limits`].
+#[derive(Debug, Args)]
+struct LimitsArgs {
+    /// Only this receiver; all by default.
+    #[arg(long, value_enum)]
+    to: Option<To>,
+    /// Messages per round; at most 30 000 for HTTP.
+    #[arg(short, default_value_t = 50_000)]
+    n: usize,
+    /// Transactions per round.
+    #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u32).range(8..))]
+    transactions: u32,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256)]
+    payload: usize,
+}
+
+/// See [`growth`].
+#[derive(Debug, Args)]
+struct GrowthArgs {
+    /// The last step has at most so many retained messages.
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    upto: u64,
+    /// Messages that are sent per round.
+    #[arg(short, default_value_t = 20_000)]
+    n: usize,
+    /// Transactions that publish per round.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    transactions: u32,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256)]
+    payload: usize,
+}
+
+/// See [`pinned`].
+#[derive(Debug, Args)]
+struct PinnedArgs {
+    /// Messages per pass.
+    #[arg(short, default_value_t = 20_000)]
+    n: usize,
+    /// Passes, one after the other.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    passes: u32,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256)]
+    payload: usize,
+}
+
+/// See [`fanin`].
+#[derive(Debug, Args)]
+struct FaninArgs {
+    /// Messages per round.
+    #[arg(short, default_value_t = 50_000)]
+    n: usize,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256)]
+    payload: usize,
+}
+
+/// See [`idle`].
+#[derive(Debug, Args)]
+struct IdleArgs {
+    /// How long each is watched.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..))]
+    seconds: u32,
 }
 
 /// See [`pages`].
@@ -163,19 +266,43 @@ async fn main() {
     let cli = Cli::parse();
     let mut report = report::Report::new(cli.json);
     let rounds = cli.rounds as usize;
+    let all = [Kind::Postgres, Kind::Mysql, Kind::Sqlite];
     match &cli.what {
+        What::Limits(args) => {
+            for kind in kinds(cli.database, &all) {
+                limits::databases(kind, args, rounds, &mut report).await;
+            }
+            limits::receivers(args, rounds, &mut report).await;
+        }
+        What::Growth(args) => growth::run(args, rounds, &mut report).await,
+        What::Pinned(args) => {
+            for kind in kinds(cli.database, &all) {
+                pinned::run(kind, args, &mut report).await;
+            }
+        }
+        What::Fanin(args) => {
+            for kind in kinds(cli.database, &all) {
+                fanin::run(kind, args, rounds, &mut report).await;
+            }
+        }
+        What::Idle(args) => {
+            for kind in kinds(cli.database, &all) {
+                idle::run(kind, args, &mut report).await;
+            }
+        }
+        What::Plot { files } => return plot::run(files),
         What::Drain { n, payload, keys } => {
-            for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
+            for kind in kinds(cli.database, &all) {
                 drain::run(kind, *n, *payload, *keys, rounds, &mut report).await;
             }
         }
         What::Publish { n, payload } => {
-            for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
+            for kind in kinds(cli.database, &all) {
                 publish::run(kind, *n, *payload, rounds, &mut report).await;
             }
         }
         What::Inbox(args) => {
-            for kind in kinds(cli.database, &[Kind::Postgres, Kind::Mysql, Kind::Sqlite]) {
+            for kind in kinds(cli.database, &all) {
                 inbox::run(kind, args, rounds, &mut report).await;
             }
         }
@@ -194,6 +321,9 @@ async fn main() {
     if report.is_empty() {
         eprintln!("nothing was measured; {}", database::HOW_TO_SET);
         std::process::exit(3);
+    }
+    if let Some(file) = &cli.out {
+        database::must("--out", report.write(file));
     }
     report.print();
 }

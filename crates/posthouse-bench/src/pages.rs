@@ -2,25 +2,30 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use posthouse::Outbox;
+use posthouse::retention::Retention;
+use posthouse::{Message, Outbox, Relay, RetentionSettings, Route};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::PagesArgs;
 use crate::database::{Rig, must, url};
+use crate::drain::Null;
 use crate::report::{Compared, Figure, Report, Row};
 
 /// For `--help`.
 pub(crate) const ABOUT: &str = "\
 Fills a log with N delivered messages of the last week, their receipts, and a tenth as many rows of an inbox; beside them \
 50 000 pending and 5 000 FAILED messages with their attempts. Then starts `posthouse dashboard` on it and asks for each page \
-and each list of the API, 11 times one after the other.
+and each list of the API, 11 times one after the other. At last a relay sends what is pending, and retention takes the oldest \
+partition out while four tasks publish, each one message after the other.
 
-A row has the median answer in milliseconds as ours, 300 ms as the limit, and the slowest of the answers. PostgreSQL only. The \
-program is the one beside this one, unless --posthouse names another: build it with `cargo build --release -p posthouse-server`.";
+A row of a page has the median answer in milliseconds as ours, 300 ms as the limit, and the slowest of the answers. That of the \
+relay has the rows that sequential scans have read meanwhile: a statement that isn't indexed would read the whole log. Those of \
+retention have the slowest of the messages published beside it, and beside nothing for as long. PostgreSQL only. The program is the one beside this one, unless --posthouse names another: build it with `cargo build --release -p posthouse-server`.";
 
 /// An answer should take no longer, in milliseconds.
 const LIMIT: f64 = 300.0;
@@ -53,7 +58,103 @@ pub(crate) async fn run(args: &PagesArgs, report: &mut Report) {
     }
     must("stop the dashboard", child.kill().await);
     must("remove the directory", std::fs::remove_dir_all(&place));
+    relayed(&mut conn, &outbox, report).await;
+    retired(&outbox, report).await;
     Postgres::remove(outbox).await;
+}
+
+/// Sends what is pending, and counts what is read without an index meanwhile.
+async fn relayed(conn: &mut PgConnection, outbox: &Outbox<Postgres>, report: &mut Report) {
+    let scans = format!(
+        "SELECT coalesce(sum(seq_tup_read), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = '{}' \
+            AND relname ~ '^posthouse_(message|kept|receipt|attempt|audit)'",
+        outbox.tables().schema().unwrap_or_default()
+    );
+    let before: i64 = must("statistics", sqlx::query_scalar(AssertSqlSafe(scans.clone())).fetch_one(&mut *conn).await);
+    let mut relay = Relay::builder(outbox).transport("null", Null);
+    for n in 0..20 {
+        relay = relay.route(format!("destination-{n}"), Route::to("null:").concurrency(1_000));
+    }
+    let started = Instant::now();
+    let relay = must("relay", relay.start().await);
+    relay.drain_once().await;
+    let seconds = started.elapsed().as_secs_f64();
+    let delivered = relay.stats().delivered as f64;
+    relay.shutdown(Duration::from_secs(10)).await;
+    // Those that the relay's connections have counted are told when they are closed.
+    let after: i64 = must("statistics", sqlx::query_scalar(AssertSqlSafe(scans)).fetch_one(&mut *conn).await);
+    report.add(Row {
+        database: "postgres",
+        what: "relay of what is pending".into(),
+        unit: "messages/s",
+        compared: None,
+        figures: vec![
+            Figure { name: "messages", title: "messages", value: delivered },
+            Figure { name: "messages_per_second", title: "messages/s", value: delivered / seconds },
+            Figure { name: "scanned_rows", title: "rows scanned", value: (after - before) as f64 },
+        ],
+    });
+}
+
+/// Takes the oldest partition out while there are publishers.
+async fn retired(outbox: &Outbox<Postgres>, report: &mut Report) {
+    let store = outbox.store(Duration::from_secs(60));
+    let partitions = must("partitions", store.retention().partitions().await).unwrap_or_default();
+    let Some(oldest) = partitions.first().filter(|p| !p.current) else {
+        report.skip("retention: all messages are in one partition; it takes more than 4 000 000".into());
+        return;
+    };
+    let age = Duration::from_millis(oldest.newest_age_ms.and_then(|ms| u64::try_from(ms).ok()).unwrap_or_default());
+    let retention = must("retention", Retention::new(store, "bench", RetentionSettings::after(Some(age - age / 100))));
+    let started = Instant::now();
+    let (gone, beside) = slowest(outbox, async {
+        must("retention", retention.run(&mut |_| std::ops::ControlFlow::Continue(())).await).partitions
+    })
+    .await;
+    let took = started.elapsed();
+    let ((), alone) = slowest(outbox, tokio::time::sleep(took.min(Duration::from_secs(30)))).await;
+    let amount: i64 = gone.iter().map(|p| p.amount).sum();
+    for (what, (published, slowest)) in [("publishing while a partition goes", beside), ("publishing, nothing beside it", alone)]
+    {
+        report.add(Row {
+            database: "postgres",
+            what: what.into(),
+            unit: "ms",
+            compared: None,
+            figures: vec![
+                Figure { name: "published", title: "published", value: published as f64 },
+                Figure { name: "slowest_ms", title: "slowest ms", value: slowest.as_secs_f64() * 1000.0 },
+                Figure { name: "removed", title: "", value: amount as f64 },
+                Figure { name: "seconds", title: "", value: took.as_secs_f64() },
+            ],
+        });
+    }
+    eprintln!("{amount} messages went with {} partition(s) in {:.1} s", gone.len(), took.as_secs_f64());
+}
+
+/// Publishes from four tasks until `work` is done; how much, and how long the slowest took.
+async fn slowest<T>(outbox: &Outbox<Postgres>, work: impl Future<Output = T>) -> (T, (u64, Duration)) {
+    let stop = AtomicBool::new(false);
+    let publisher = async || {
+        let (mut published, mut slowest) = (0, Duration::ZERO);
+        let mut conn = must("connect", PgConnection::connect(&url("POSTHOUSE_TEST_POSTGRES_URL")).await);
+        while !stop.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            let mut tx = must("begin", conn.begin().await);
+            must("publish", outbox.publish(&mut tx, Message::to("destination-0").payload("x")).await);
+            must("commit", tx.commit().await);
+            slowest = slowest.max(began.elapsed());
+            published += 1;
+        }
+        (published, slowest)
+    };
+    let work = async {
+        let done = work.await;
+        stop.store(true, Ordering::Relaxed);
+        done
+    };
+    let (done, all) = tokio::join!(work, futures_util::future::join_all((0..4).map(|_| publisher())));
+    (done, (all.iter().map(|a: &(u64, Duration)| a.0).sum(), all.iter().map(|a| a.1).max().unwrap_or_default()))
 }
 
 /// The server's program in the directory of this one.
@@ -191,12 +292,14 @@ fn paths(facts: &Facts) -> Vec<(String, String)> {
         ("runs", "/runs".to_owned()),
         ("alerts", "/alerts".to_owned()),
         ("audit", "/audit".to_owned()),
+        ("retention", "/retention".to_owned()),
         ("metrics", "/metrics".to_owned()),
         ("API: overview", format!("{api}/overview")),
         ("API: messages", format!("{api}/messages")),
         ("API: messages FAILED", format!("{api}/messages?status=FAILED")),
         ("API: one message id", format!("{api}/messages?message_id={message_id}")),
         ("API: inbox", format!("{api}/inbox")),
+        ("API: retention", format!("{api}/retention")),
         ("search for text (stops by itself)", "/messages?text=nowhere-to-be-found".to_owned()),
     ];
     pages.map(|(what, path)| (what.to_owned(), path)).into()

@@ -1,6 +1,7 @@
 //! Tables for people, one JSON object for programs.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -89,6 +90,11 @@ impl Report {
         self.rows.is_empty()
     }
 
+    /// What `--json` prints, into a file.
+    pub(crate) fn write(&self, file: &Path) -> std::io::Result<()> {
+        std::fs::write(file, format!("{:#}\n", self.object()))
+    }
+
     pub(crate) fn print(&self) {
         if self.json {
             println!("{:#}", self.object());
@@ -103,7 +109,9 @@ impl Report {
     fn object(&self) -> Value {
         let command: Vec<String> = std::env::args().skip(1).collect();
         let rows: Vec<_> = self.rows.iter().map(Row::object).collect();
-        let mut all = json!({ "machine": machine(), "command": format!("posthouse-bench {}", command.join(" ")), "rows": rows });
+        let mut all = json!({
+            "machine": machine(), "unix_seconds": unix_seconds(), "command": format!("posthouse-bench {}", command.join(" ")), "rows": rows,
+        });
         if !self.skipped.is_empty() {
             all["skipped"] = json!(self.skipped);
         }
@@ -167,6 +175,10 @@ fn shown(value: f64) -> String {
         v if v >= 1.0 => format!("{value:.2}"),
         _ => format!("{value:.4}"),
     }
+}
+
+fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn machine() -> Machine {

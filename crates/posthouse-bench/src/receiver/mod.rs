@@ -38,19 +38,26 @@ impl To {
     }
 }
 
-/// The databases and receivers to measure; says which are left out because nothing names their server.
-pub(crate) fn pairs(from: &[Kind], to: Option<To>, report: &mut Report) -> Vec<(Kind, To)> {
+/// Whether a server is named; says so when it isn't.
+fn is_named(name: &str, variable: Option<&'static str>, report: &mut Report) -> bool {
+    let missing = variable.filter(|variable| std::env::var_os(variable).is_none());
+    if let Some(variable) = missing {
+        report.skip(format!("{name}: {variable} is not set; {HOW_TO_SET}"));
+    }
+    missing.is_none()
+}
+
+/// The receivers to measure; says which are left out because nothing names their server.
+pub(crate) fn named(to: Option<To>, report: &mut Report) -> Vec<To> {
     let to = to.map_or_else(|| To::value_variants().to_vec(), |to| vec![to]);
-    let mut named = |name: &str, variable: Option<&'static str>| {
-        let missing = variable.filter(|variable| std::env::var_os(variable).is_none());
-        if let Some(variable) = missing {
-            report.skip(format!("{name}: {variable} is not set; {HOW_TO_SET}"));
-        }
-        missing.is_none()
-    };
-    let from: Vec<_> = from.iter().copied().filter(|kind| named(kind.name(), kind.variable())).collect();
     let name = |to: To| to.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
-    let to: Vec<_> = to.into_iter().filter(|to| named(&name(*to), to.variable())).collect();
+    to.into_iter().filter(|to| is_named(&name(*to), to.variable(), report)).collect()
+}
+
+/// The databases and receivers to measure, likewise.
+pub(crate) fn pairs(from: &[Kind], to: Option<To>, report: &mut Report) -> Vec<(Kind, To)> {
+    let from: Vec<_> = from.iter().copied().filter(|kind| is_named(kind.name(), kind.variable(), report)).collect();
+    let to = named(to, report);
     from.iter().flat_map(|from| to.iter().map(|to| (*from, *to))).collect()
 }
 

@@ -318,21 +318,9 @@ fn changes(rules: &[Rule], due: &[&Rule], watch: &AlertWatch, measured: &Measure
     let mut out = Vec::new();
     for rule in due {
         let rows = watch.alerts.iter().filter(|row| row.rule == rule.name);
-        let mut before: BTreeMap<&str, AlertStanding> = rows.map(|row| (row.subject.as_str(), row.standing())).collect();
-        let known: Vec<&str> = before.keys().copied().collect();
-        let Some(samples) = measured.samples(rule, &known) else { continue };
+        let before = rows.map(|row| (row.subject.as_str(), row.standing())).collect();
         let silenced = |subject: &str| watch.silences.iter().any(|s| s.covers(&rule.name, subject));
-        for sample in &samples {
-            let row = before.remove(sample.subject.as_str());
-            out.extend(state::judge(rule, row.as_ref(), sample, silenced(&sample.subject), watch.now_us));
-        }
-        for (subject, row) in before {
-            if rule.kind.about() == About::Database {
-                out.push(state::end(&rule.name, subject, &row));
-            } else if !measured.is_unknown(rule, subject) {
-                out.extend(state::judge(rule, Some(&row), &Sample::nothing(subject), silenced(subject), watch.now_us));
-            }
-        }
+        out.extend(changes_of(rule, before, measured, silenced, watch.now_us));
     }
     let known = |name: &str| rules.iter().any(|rule| rule.name == name);
     let ended = watch.alerts.iter().filter(|row| !known(&row.rule));
@@ -340,9 +328,35 @@ fn changes(rules: &[Rule], due: &[&Rule], watch: &AlertWatch, measured: &Measure
     out
 }
 
+/// What becomes of the alerts of one rule. `before`: what isn't fine, by subject.
+fn changes_of(
+    rule: &Rule,
+    mut before: BTreeMap<&str, AlertStanding>,
+    measured: &Measured,
+    silenced: impl Fn(&str) -> bool,
+    now_us: i64,
+) -> Vec<AlertChange> {
+    let known: Vec<&str> = before.keys().copied().collect();
+    let Some(samples) = measured.samples(rule, &known) else { return Vec::new() };
+    let mut out = Vec::new();
+    for sample in &samples {
+        let row = before.remove(sample.subject.as_str());
+        out.extend(state::judge(rule, row.as_ref(), sample, silenced(&sample.subject), now_us));
+    }
+    for (subject, row) in before {
+        if rule.kind.about() == About::Database {
+            out.push(state::end(&rule.name, subject, &row));
+        } else if !measured.is_unknown(rule, subject) {
+            out.extend(state::judge(rule, Some(&row), &Sample::nothing(subject), silenced(subject), now_us));
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::depth::Depth;
 
     #[test]
     fn looks_and_tries_come_at_even_distances() {
@@ -354,5 +368,34 @@ mod tests {
         let waits: Vec<u64> = (0..11).map(|tries| back_off(tries).as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
         assert_eq!(back_off(u32::MAX), RETRY.1);
+    }
+
+    /// A broker that doesn't answer ends no alert; a queue that is watched no more does.
+    #[test]
+    fn what_cannot_be_measured_stays_as_it_is() {
+        let rule = Rule { wait: Duration::ZERO, ..Rule::of(Kind::QueueDepth) };
+        let standing =
+            AlertStanding { firing: true, since_us: 1, value: 1e9, threshold: rule.threshold, detail: None, told_us: Some(1) };
+        let of = |queues: Option<Vec<Depth>>| {
+            let measured = Measured { queues, ..Measured::default() };
+            let before = BTreeMap::from([("rabbit:orders", standing.clone())]);
+            changes_of(&rule, before, &measured, |_| false, 2).into_iter().map(|change| change.standing).collect::<Vec<_>>()
+        };
+        let depth = |messages| Depth {
+            transport: "rabbit".into(),
+            kind: "rabbitmq",
+            name: "orders".into(),
+            group: None,
+            messages,
+            consumers: None,
+            error: None,
+            at: None,
+        };
+        assert!(of(None).is_empty(), "nothing was measured at all");
+        assert!(of(Some(vec![depth(None)])).is_empty(), "it could not be measured");
+        assert_eq!(of(Some(vec![depth(Some(0))])), [None], "it is empty");
+        assert_eq!(of(Some(Vec::new())), [None], "it isn't watched any more");
+        let still = of(Some(vec![depth(Some(1_000_000_000))]));
+        assert!(still.iter().all(|after| after.as_ref().is_some_and(|a| a.firing)), "{still:?}");
     }
 }
