@@ -19,6 +19,7 @@ mod metrics;
 mod relay;
 #[cfg(feature = "archive")]
 mod retention;
+mod sql_contract;
 mod support;
 mod transports;
 mod xxl_job;

@@ -149,7 +149,7 @@ pub(crate) fn on_mysql(url: &str, sql: String) {
     });
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
@@ -366,6 +366,7 @@ impl Client {
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) message_id: String,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: Vec<u8>,
 }
 
@@ -412,7 +413,7 @@ impl Receiver {
 
 async fn answer(State(state): State<Arc<Answers>>, headers: HeaderMap, body: axum::body::Bytes) -> StatusCode {
     let message_id = headers.get("posthouse-message-id").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
-    state.seen.lock().unwrap().push(Seen { message_id, body: body.to_vec() });
+    state.seen.lock().unwrap().push(Seen { message_id, headers, body: body.to_vec() });
     let mut open = state.open.subscribe();
     // The sender lives as long as the state.
     let _ = open.wait_for(|open| *open).await;
