@@ -13,6 +13,7 @@ mod destinations;
 mod doctor;
 mod groups;
 mod inbox;
+mod languages;
 mod many;
 #[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "otlp"))]
 mod metrics;

@@ -24,6 +24,11 @@ pub(crate) fn unique(what: &str) -> String {
     format!("{what}_{:x}_{}_{}", now & 0xffff_ffff, std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// A file of the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
 /// A directory that goes with the test.
 pub(crate) struct Dir(PathBuf);
 
