@@ -13,12 +13,14 @@ mod destinations;
 mod doctor;
 mod groups;
 mod inbox;
+mod languages;
 mod many;
 #[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "otlp"))]
 mod metrics;
 mod relay;
 #[cfg(feature = "archive")]
 mod retention;
+mod sql_contract;
 mod support;
 mod transports;
 mod xxl_job;

@@ -21,12 +21,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use serde_json::Value;
 
 use crate::config::one;
-use crate::support::{Dir, Receiver, Running, Schema, on_postgres, ph, posthouse, run, unique, variable, wait_for};
-
-/// A file of the repository.
-fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
+use crate::support::{Dir, Receiver, Running, Schema, on_postgres, ph, posthouse, repository, run, unique, variable, wait_for};
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(repository(path)).unwrap()

@@ -24,6 +24,11 @@ pub(crate) fn unique(what: &str) -> String {
     format!("{what}_{:x}_{}_{}", now & 0xffff_ffff, std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
+/// A file of the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
 /// A directory that goes with the test.
 pub(crate) struct Dir(PathBuf);
 
@@ -149,7 +154,7 @@ pub(crate) fn on_mysql(url: &str, sql: String) {
     });
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
@@ -367,6 +372,7 @@ impl Client {
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) message_id: String,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: Vec<u8>,
 }
 
@@ -413,7 +419,7 @@ impl Receiver {
 
 async fn answer(State(state): State<Arc<Answers>>, headers: HeaderMap, body: axum::body::Bytes) -> StatusCode {
     let message_id = headers.get("posthouse-message-id").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
-    state.seen.lock().unwrap().push(Seen { message_id, body: body.to_vec() });
+    state.seen.lock().unwrap().push(Seen { message_id, headers, body: body.to_vec() });
     let mut open = state.open.subscribe();
     // The sender lives as long as the state.
     let _ = open.wait_for(|open| *open).await;

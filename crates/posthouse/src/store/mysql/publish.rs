@@ -176,7 +176,7 @@ impl Backend for MySql {
             return Err(Error::invalid(
                 "dedup_key",
                 format!(
-                    "needs two statements in MySQL: INSERT IGNORE INTO {} (dedup_key, message_id), and, if that inserted a row, \
+                    "needs two statements in MySQL: INSERT INTO {} (dedup_key, message_id), and, unless that fails with error 1062, \
                      the statement of the message without its dedup key",
                     tables.name("dedup")
                 ),
