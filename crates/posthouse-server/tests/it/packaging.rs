@@ -16,8 +16,9 @@ const PLACE: &str = "/etc/posthouse";
 
 const TOKEN: &str = "token-of-the-test-0123456789";
 
-/// What ends after the drain: the executor for XXL-JOB takes longest.
-const AFTER_DRAIN: Duration = Duration::from_secs(20);
+/// What ends after the drain, one after the other: the executor for XXL-JOB (11 s), metrics to a collector (2 s), alerts (3 s), brokers
+/// that are watched (3 s), actions on many messages (5 s), the HTTP server (1 s).
+const AFTER_DRAIN: Duration = Duration::from_secs(25);
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -311,7 +312,11 @@ fn every_manifest_starts_as_it_is_written() {
     let path = |probe: &str| text(&container[probe]["httpGet"]["path"]);
     for (launch, dir, running) in &started {
         let what = launch.manifest;
-        wait_for(what, || (running.get(&path("readinessProbe")).0 == 200).then_some(()));
+        wait_for(what, || {
+            let (status, _) = running.get(&path("readinessProbe"));
+            assert_ne!(status, 404, "{what}");
+            (status == 200).then_some(())
+        });
         assert_eq!(running.get(&path("livenessProbe")), (200, "ok\n".into()), "{what}");
         for check in [&image.health()[..], &health[1..]] {
             assert_eq!(check[0], PROGRAM);
@@ -369,6 +374,9 @@ fn manifests_agree() {
     let (user, group) = image.get("USER").split_once(':').unwrap();
     let (user, group) = (user.parse::<u64>().unwrap(), group.parse::<u64>().unwrap());
     assert!(user > 0 && group > 0);
+    let copies: Vec<&str> = image.0.iter().filter(|(name, _)| name == "COPY").map(|(_, what)| what.as_str()).collect();
+    let state = format!("--from=build --chown={user}:{group} /state {}", image.get("WORKDIR"));
+    assert!(copies.contains(&state.as_str()), "it may write to its working directory: {copies:?}");
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
     assert_eq!(pod["securityContext"]["runAsUser"], user);
     assert_eq!(pod["securityContext"]["runAsGroup"], group);
