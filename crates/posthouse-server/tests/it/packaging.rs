@@ -170,6 +170,11 @@ fn kubernetes(kind: &str) -> Value {
     yaml(&format!("deploy/kubernetes/{kind}.yaml"))
 }
 
+/// Not among the files that `kubectl apply` takes: applied again, it would empty a secret that was filled in elsewhere.
+fn secret_manifest() -> Value {
+    yaml("deploy/kubernetes/secret.yaml.example")
+}
+
 /// Every command line of the program in the manifests.
 fn launches() -> Vec<Launch> {
     let (image, compose, deployment) = (Image::read(), yaml("deploy/compose.yaml"), kubernetes("deployment"));
@@ -177,7 +182,7 @@ fn launches() -> Vec<Launch> {
     assert_eq!(image.list("ENTRYPOINT"), [PROGRAM]);
     let (public, loopback) = ("0.0.0.0:8420", "127.0.0.1:8420");
     let secrets: BTreeMap<String, String> =
-        kubernetes("secret")["stringData"].as_object().unwrap().keys().map(|name| (name.clone(), TOKEN.into())).collect();
+        secret_manifest()["stringData"].as_object().unwrap().keys().map(|name| (name.clone(), TOKEN.into())).collect();
     let secret = |name: &str| secrets.get(name).map(|value| (name.to_owned(), value.clone()));
     let usual: BTreeMap<String, String> = secrets.clone();
 
@@ -203,7 +208,7 @@ fn launches() -> Vec<Launch> {
     let config = text(&kubernetes("configmap")["data"]["posthouse.toml"]);
     for container in [&pod["initContainers"][0], &pod["containers"][0]] {
         let env = container["env"].as_array().into_iter().flatten().map(|e| (text(&e["name"]), text(&e["value"])));
-        assert_eq!(container["envFrom"], json!([{ "secretRef": { "name": kubernetes("secret")["metadata"]["name"] } }]));
+        assert_eq!(container["envFrom"], json!([{ "secretRef": { "name": secret_manifest()["metadata"]["name"] } }]));
         assert_eq!(container["volumeMounts"][0]["mountPath"], PLACE);
         out.push(Launch {
             manifest: "kubernetes/deployment.yaml",
@@ -454,7 +459,7 @@ fn manifests_agree() {
     assert_eq!(made, asked);
     let (_, made) = manual.split_once("posthouse.env <<'END'\n").unwrap();
     let made: BTreeSet<&str> = made.split_once("\nEND").unwrap().0.lines().filter_map(|l| Some(l.split_once('=')?.0)).collect();
-    let secret = kubernetes("secret");
+    let secret = secret_manifest();
     assert_eq!(made, secret["stringData"].as_object().unwrap().keys().map(String::as_str).collect());
 }
 
@@ -462,7 +467,7 @@ fn manifests_agree() {
 fn the_secret_starts_nothing_before_it_is_filled_in() {
     let dir = Dir::new();
     let mut launch = launches().into_iter().find(|l| l.manifest.starts_with("kubernetes") && l.verb() == "migrate").unwrap();
-    for (name, value) in kubernetes("secret")["stringData"].as_object().unwrap() {
+    for (name, value) in secret_manifest()["stringData"].as_object().unwrap() {
         launch.env.insert(name.clone(), text(value));
     }
     let ran = run(&mut launch.command(&dir)).code(2);
