@@ -32,6 +32,12 @@ destinations that lead nowhere, FAILED messages, the log's growth, autovacuum or
 Exit codes: 0 all is well, or there are warnings only; 1 something is wrong; 2 configuration; 3 a database or broker can't be \
 reached.";
 
+const HEALTH: &str = "\
+For health checks where there is no other program to ask with, such as in a container. It asks what answers at server.listen, \
+for 2 s at most, and connects to nothing else.
+
+Exit codes: 0 it is ready (with --live: it answers); 1 it isn't ready; 2 configuration; 3 nothing answers.";
+
 const COMPLETIONS: &str = "\
 bash: posthouse completions bash > ~/.local/share/bash-completion/completions/posthouse
 zsh:  posthouse completions zsh > a directory of your $fpath, as _posthouse
@@ -75,6 +81,13 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Serve the dashboard and the API without relaying, until it is told to stop
     Dashboard,
+    /// Ask the relay or the dashboard that runs here whether it is ready
+    #[command(after_help = HEALTH)]
+    Health {
+        /// Only ask whether it answers, as /healthz does
+        #[arg(long)]
+        live: bool,
+    },
     /// Write one message, in a transaction of its own
     Publish(PublishArgs),
     /// Look at messages and decide about failed ones

@@ -40,6 +40,7 @@ async fn main() -> ExitCode {
         Command::Migrate { print } => commands::migrate::run(&cli.global, print).await,
         Command::Relay(args) => commands::relay::run(&cli.global, args).await,
         Command::Dashboard => commands::dashboard::run(&cli.global).await,
+        Command::Health { live } => commands::health::run(&cli.global, live).await,
         Command::Doctor => commands::doctor::run(&cli.global).await,
         Command::Completions { shell } => {
             commands::completions::run(shell);

@@ -73,6 +73,9 @@
 //!
 //! A complete small program: `cargo run -p posthouse --example embedded --features sqlite,relay`.
 
+// Documentation of a nightly compiler, such as docs.rs makes, tells which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[cfg(not(any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
 compile_error!(
     "posthouse needs a database: enable at least one of the features \"postgres\", \"mysql\", \"sqlite\", \
@@ -129,3 +132,8 @@ pub use settings::{
 };
 #[cfg(feature = "inbox")]
 pub use settings::{ConsumerOrder, ConsumerSettings, IdFrom, InboxSettings, MissingId};
+
+/// The package's README, whose example is compiled too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -6,6 +6,7 @@ pub(crate) mod dashboard;
 pub(crate) mod destinations;
 pub(crate) mod doctor;
 pub(crate) mod groups;
+pub(crate) mod health;
 pub(crate) mod houses;
 pub(crate) mod inbox;
 pub(crate) mod messages;

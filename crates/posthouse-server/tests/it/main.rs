@@ -12,11 +12,14 @@ mod demo;
 mod destinations;
 mod doctor;
 mod groups;
+mod health;
 mod inbox;
 mod languages;
 mod many;
 #[cfg(all(feature = "rabbitmq", feature = "kafka", feature = "nats", feature = "otlp"))]
 mod metrics;
+#[cfg(feature = "rabbitmq")]
+mod packaging;
 mod relay;
 #[cfg(feature = "archive")]
 mod retention;

@@ -228,7 +228,8 @@ impl Running {
         Self::started(command.arg("dashboard"))
     }
 
-    fn started(command: &mut Command) -> Self {
+    /// The same for a command that has its arguments.
+    pub(crate) fn started(command: &mut Command) -> Self {
         let mut child = command.env("NO_COLOR", "1").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let log = Arc::new(Mutex::new(String::new()));

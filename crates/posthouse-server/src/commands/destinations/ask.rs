@@ -1,4 +1,4 @@
-//! Asks the running relay at `server.listen` how its destinations stand.
+//! Asks the running relay at `server.listen` how it and its destinations stand.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::config::ServerConfig;
 use crate::http::Destinations;
 use crate::output::span;
 
@@ -16,12 +17,22 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LARGEST: u64 = 64 << 20;
 
 /// What the relay tells; why there is nothing if it doesn't.
-pub(in crate::commands) async fn relay(address: SocketAddr) -> Result<Destinations, String> {
+pub(in crate::commands) async fn relay(server: &ServerConfig) -> Result<Destinations, String> {
+    read(&get(server, "/destinations").await?)
+}
+
+/// The answer to a GET, head and all.
+pub(in crate::commands) async fn get(server: &ServerConfig, path: &str) -> Result<Vec<u8>, String> {
+    let address = reachable(server.listen);
     if address.port() == 0 {
         return Err("server.listen names no port at which it could be asked".into());
     }
-    match tokio::time::timeout(PATIENCE, get(address)).await {
-        Ok(answer) => read(&answer.map_err(|e| e.to_string())?),
+    // Away from loopback only those are told who send a token. The one that may do least is enough.
+    let token = server.metrics_token.as_ref().or(server.viewer_token.as_ref()).or(server.token.as_ref());
+    let bearer = token.map(|t| format!("Authorization: Bearer {}\r\n", t.expose())).unwrap_or_default();
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{bearer}\r\n");
+    match tokio::time::timeout(PATIENCE, send(address, &request)).await {
+        Ok(answer) => answer.map_err(|e| e.to_string()),
         Err(_) => Err(format!("no answer within {}", span(PATIENCE))),
     }
 }
@@ -37,22 +48,28 @@ pub(in crate::commands) fn reachable(listen: SocketAddr) -> SocketAddr {
 }
 
 /// HTTP/1.0: the answer comes as it is, and ends with the connection.
-async fn get(address: SocketAddr) -> std::io::Result<Vec<u8>> {
+async fn send(address: SocketAddr, request: &str) -> std::io::Result<Vec<u8>> {
     let mut conn = TcpStream::connect(address).await?;
-    conn.write_all(format!("GET /destinations HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).await?;
+    conn.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     conn.take(LARGEST).read_to_end(&mut answer).await?;
     Ok(answer)
 }
 
+/// Status and body of an answer; None if it isn't one.
+pub(in crate::commands) fn parts(answer: &[u8]) -> Option<(u16, &[u8])> {
+    let head = answer.windows(4).position(|w| w == b"\r\n\r\n")?;
+    let status = answer.strip_prefix(b"HTTP/")?.split(|b| *b == b' ').nth(1)?;
+    Some((std::str::from_utf8(status).ok()?.parse().ok()?, &answer[head + 4..]))
+}
+
 fn read(answer: &[u8]) -> Result<Destinations, String> {
     let other = || "what answers there is no posthouse of this version".to_owned();
-    let head = answer.windows(4).position(|w| w == b"\r\n\r\n").ok_or_else(other)?;
-    let status = answer.split(|b| *b == b' ').nth(1);
-    if status != Some(b"200") {
-        return Err(other());
+    match parts(answer) {
+        Some((200, body)) => serde_json::from_slice(body).map_err(|_| other()),
+        Some((401 | 403, _)) => Err("it tells nobody without a token; this configuration has none, or another one".into()),
+        _ => Err(other()),
     }
-    serde_json::from_slice(&answer[head + 4..]).map_err(|_| other())
 }
 
 #[cfg(test)]
@@ -73,6 +90,7 @@ mod tests {
 
     #[test]
     fn only_a_posthouse_is_believed() {
+        assert!(read(b"HTTP/1.0 401 Unauthorized\r\n\r\n").unwrap_err().contains("a token"));
         assert!(read(b"HTTP/1.0 200 OK\r\n\r\n{\"databases\":{\"main\":null}}").is_ok());
         for answer in [
             &b""[..],

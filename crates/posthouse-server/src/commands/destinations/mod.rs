@@ -9,7 +9,7 @@ use posthouse::store::Backlog;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(super) use self::ask::{reachable, relay};
+pub(super) use self::ask::{get, parts, reachable, relay};
 use super::load;
 use crate::cli::Global;
 use crate::config::redact_url;
@@ -78,7 +78,7 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
     let databases = config.sources().iter().map(|(name, d)| Database::open(name, d)).collect::<Result<Vec<_>, _>>()?;
     let address = ask::reachable(config.server.listen);
     let counted = futures_util::future::join_all(databases.iter().map(backlog));
-    let (live, counted) = tokio::join!(ask::relay(address), counted);
+    let (live, counted) = tokio::join!(ask::relay(&config.server), counted);
 
     // A relay of another configuration may listen there; it knows other databases.
     let (mut live, why) = match live {

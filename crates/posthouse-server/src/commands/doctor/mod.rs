@@ -101,7 +101,7 @@ async fn relay(config: &Config) -> Option<Examined> {
     let mut out = Examined::new("relay".into());
     let address = destinations::reachable(config.server.listen);
     out.what = Some(address.to_string());
-    out.findings.push(match destinations::relay(address).await {
+    out.findings.push(match destinations::relay(&config.server).await {
         Ok(told) => {
             let without: Vec<&str> = told.databases.iter().filter(|(_, d)| d.is_none()).map(|(name, _)| name.as_str()).collect();
             if without.is_empty() {
