@@ -1,0 +1,4 @@
+//! Goes through all states of the models. `--nocapture` shows how many there are, and how each protection's absence is found.
+
+mod relay;
+mod support;
