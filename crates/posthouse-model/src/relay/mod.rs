@@ -120,8 +120,8 @@ pub struct Scenario {
     pub poison: Option<usize>,
     /// Faults that may happen.
     pub budget: Budget,
-    /// This is taken out.
-    pub without: Option<Protection>,
+    /// These are taken out.
+    pub without: Vec<Protection>,
     /// What must never be seen beyond what no scenario may show.
     pub never: Vec<Never>,
     /// What must be seen somewhere.
@@ -166,7 +166,7 @@ impl Default for Scenario {
             concurrency: 1,
             poison: None,
             budget: Budget::default(),
-            without: None,
+            without: Vec::new(),
             never: vec![Never::Overtaken],
             sometimes: vec![Sometimes::AllDelivered],
         }
@@ -235,7 +235,7 @@ pub enum Action {
 
 impl Scenario {
     pub(crate) fn lacks(&self, protection: Protection) -> bool {
-        self.without == Some(protection)
+        self.without.contains(&protection)
     }
 
     pub(crate) fn messages(&self) -> usize {

@@ -4,12 +4,11 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Instant;
 
-use posthouse_model::relay::{Protection, Scenario};
 use posthouse_model::{Live, settles};
 use stateright::{Checker, HasDiscoveries, Model};
 
 /// All properties hold in all states, and from each of them all is settled in the end.
-pub fn holds<M>(name: &str, model: M)
+pub(crate) fn holds<M>(name: &str, model: M)
 where
     M: Model + Live + Clone + Send + Sync + 'static,
     M::State: Clone + Hash + PartialEq + Debug + Send + Sync,
@@ -34,22 +33,28 @@ where
     println!("{name}: {states} states, depth {depth}, {:?}", began.elapsed());
 }
 
-/// Without the protection the property doesn't hold, and with it it does (see the test that this stands in).
-pub fn breaks(property: &'static str, without: Protection, scenario: Scenario) {
-    let name = format!("without {without:?}");
-    let mutant = Scenario { without: Some(without), ..scenario };
+/// A model with something taken out doesn't keep this property.
+pub(crate) fn breaks<M>(property: &'static str, name: &str, mutant: M)
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Hash + PartialEq + Debug + Send + Sync,
+    M::Action: Clone + PartialEq + Debug + Send + Sync,
+{
     let checker = mutant.checker().finish_when(HasDiscoveries::AllOf([property].into())).spawn_bfs().join();
-    let found = checker.discovery(property);
     let states = checker.unique_state_count();
+    let found = checker.discovery(property);
     let steps = found.unwrap_or_else(|| panic!("{name}: {property:?} holds all the same, in {states} states")).into_actions();
-    println!("{name}: {property:?} breaks in {} steps: {steps:?}", steps.len());
+    println!("{name}: {property:?} breaks, for example: {steps:?}");
 }
 
-/// Without the protection there are states from which not all is settled in the end.
-pub fn sticks(without: Protection, scenario: Scenario) {
-    let name = format!("without {without:?}");
-    let mutant = Scenario { without: Some(without), ..scenario };
-    match settles(&mutant) {
+/// A model with something taken out gets into states from which not all is settled in the end.
+pub(crate) fn sticks<M>(name: &str, mutant: &M)
+where
+    M: Live,
+    M::State: Clone + Hash,
+    M::Action: Clone + Debug,
+{
+    match settles(mutant) {
         Ok(states) => panic!("{name}: all is settled all the same, in {states} states"),
         Err(stuck) => println!("{name}: {stuck}"),
     }
