@@ -1,7 +1,7 @@
 //! What `relay/engine.rs` and its neighbours do in memory, under their names there.
 
 use super::state::{
-    Breaker, Call, HouseState, KEYS, Kind, Lag, MESSAGES, Passed, Queue, Read, Recent, Row, Setback, State, Step, Thin, Try,
+    Breaker, Call, HouseState, KEYS, Kind, Lag, MESSAGES, Passed, Queue, Read, Recent, Row, Setback, State, Step, Thin, Try, Tx,
     Window, places,
 };
 use super::{Protection, Scenario};
@@ -140,6 +140,9 @@ impl Engine<'_> {
     pub(super) fn on_read(&mut self, read: &Read) {
         match read.kind {
             Kind::Poll => {
+                if self.changes.is_none() {
+                    self.keys_touched(u8::MAX);
+                }
                 self.admit_all(read, Found::Ahead);
                 if let Some(house) = self.house.as_mut().filter(|_| read.same_life) {
                     house.polled_out |= read.unfiltered;
@@ -162,6 +165,7 @@ impl Engine<'_> {
             Kind::Destination => self.on_destination_read(read),
             Kind::Changes(touched) => {
                 self.changes = Some(read.upto);
+                self.keys_touched(touched);
                 for place in places(touched) {
                     let key = self.scenario.keys[place].map(usize::from);
                     if let Some(key) = key {
@@ -256,6 +260,9 @@ impl Engine<'_> {
             return;
         };
         if let Some(before) = usize::from(thin.before).checked_sub(1) {
+            if self.rows[before].is_some_and(|row| row.outdated) {
+                return;
+            }
             match self.rows[before].map(|row| row.step) {
                 Some(Step::Delivered(_)) => {}
                 Some(Step::SetBack(..)) => return,
@@ -293,7 +300,8 @@ impl Engine<'_> {
                 window.open += 1;
             }
         }
-        self.rows[place] = Some(Row { step: Step::Chained, thin: Thin { before: 0, ..thin }, queued, suspect, claimed: false });
+        self.rows[place] =
+            Some(Row { step: Step::Chained, thin: Thin { before: 0, ..thin }, queued, suspect, claimed: false, outdated: false });
     }
 
     /// `Engine::advance` of a strict route.
@@ -337,6 +345,27 @@ impl Engine<'_> {
         for other in places(queue.chain) {
             if other != place && self.rows[other].is_some_and(|row| row.step.waits()) {
                 self.forget(other);
+            }
+        }
+    }
+
+    /// `Engine::keys_touched`, for the keys of these messages. From here on what was requeued is in its place again.
+    fn keys_touched(&mut self, touched: u8) {
+        let published =
+            (0..MESSAGES).filter(|place| self.state.messages[*place].tx != Tx::None).fold(0, |set, place| set | 1 << place);
+        for place in places(touched & published) {
+            let Some(key) = self.scenario.keys[place] else { continue };
+            if self.state.pending[place].is_some_and(|row| row.keyed) {
+                self.state.messages[place].may_pass &= published;
+            }
+            if self.lacks(Protection::OutdatedRows) {
+                continue;
+            }
+            for other in 0..self.scenario.messages() {
+                let same = self.scenario.keys[other] == Some(key);
+                if let Some(row) = self.rows[other].as_mut().filter(|row| same && row.thin.keyed) {
+                    row.outdated = true;
+                }
             }
         }
     }
@@ -623,6 +652,12 @@ impl Engine<'_> {
 
     /// `Engine::finished`.
     fn finished(&mut self, place: usize, delivered: bool) {
+        let row = self.rows[place];
+        let outdated = row.is_some_and(|row| row.outdated);
+        if let Some(key) = self.scenario.keys[place].filter(|_| outdated && row.is_some_and(|row| row.thin.keyed)) {
+            self.key_reads[usize::from(key)] = true;
+        }
+        let delivered = delivered && !outdated;
         self.forget(place);
         let recent = Recent { fast: self.fast.is_some(), slow: self.slow.is_some(), delivered };
         self.recent[place] = if recent.is_there() { recent } else { Recent::default() };

@@ -69,6 +69,8 @@ pub enum Protection {
     FollowersGoBack,
     /// What left memory while a read was under way is not taken up from that read.
     Recent,
+    /// A row that was read before an operator touched its key doesn't speak for what stands before it.
+    OutdatedRows,
     /// What has passed isn't trusted where an operator may have put something back.
     PassedHeedsOperators,
     /// The lowest row that was left out for a destination is remembered.
@@ -118,6 +120,8 @@ pub struct Scenario {
     pub concurrency: u8,
     /// This message kills whoever sends it.
     pub poison: Option<usize>,
+    /// Refusals and operators befall this message only.
+    pub only: Option<usize>,
     /// Faults that may happen.
     pub budget: Budget,
     /// These are taken out.
@@ -165,6 +169,7 @@ impl Default for Scenario {
             max_claims: 2,
             concurrency: 1,
             poison: None,
+            only: None,
             budget: Budget::default(),
             without: Vec::new(),
             never: vec![Never::Overtaken],
@@ -238,6 +243,10 @@ impl Scenario {
         self.without.contains(&protection)
     }
 
+    fn concerns(&self, place: usize) -> bool {
+        self.only.is_none_or(|only| only == place)
+    }
+
     pub(crate) fn messages(&self) -> usize {
         self.keys.len()
     }
@@ -284,7 +293,8 @@ impl Scenario {
     }
 
     fn operating(&self, s: &State, place: usize, out: &mut Vec<Action>) {
-        let Some(row) = s.pending[place].filter(|_| s.messages[place].tx == Tx::Committed) else { return };
+        let concerned = s.messages[place].tx == Tx::Committed && self.concerns(place);
+        let Some(row) = s.pending[place].filter(|_| concerned) else { return };
         if s.left.edits > 0 && row.destination == 0 {
             out.push(Action::Edit(place));
         }
@@ -403,7 +413,7 @@ impl Scenario {
             Step::Sending(Try::Under) if self.poison == Some(place) => out.push(Action::KillsItsProcess(i, place)),
             Step::Sending(Try::Under) => {
                 out.push(Action::Arrives(i, place));
-                if s.left.refusals > 0 {
+                if s.left.refusals > 0 && self.concerns(place) {
                     out.push(Action::Refused(i, place));
                 }
                 if s.left.outages > 0 {
@@ -509,9 +519,6 @@ impl Scenario {
             Action::Requeue(place) => {
                 s.left.requeues -= 1;
                 s.messages[place].failures = 0;
-                // In its place again for what is published from now on.
-                let published = (0..MESSAGES).filter(|other| s.messages[*other].tx != Tx::None).fold(0, |set, n| set | 1 << n);
-                s.messages[place].may_pass &= published;
                 let keyed = self.keys[place].is_some();
                 s.act(place, |row| {
                     *row = Pending { status: Status::Pending, due: Due::Now, attempts: 0, claims: 0, keyed, ..*row };

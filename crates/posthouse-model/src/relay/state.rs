@@ -198,6 +198,8 @@ pub struct Row {
     pub suspect: bool,
     /// `Row::claimed`.
     pub claimed: bool,
+    /// `Row::outdated`.
+    pub outdated: bool,
 }
 
 /// `store::Thin`.
