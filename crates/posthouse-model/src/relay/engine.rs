@@ -4,7 +4,7 @@ use super::state::{
     Breaker, Call, HouseState, KEYS, Kind, Lag, MESSAGES, Passed, Queue, Read, Recent, Row, Setback, State, Step, Thin, Try, Tx,
     Window, places,
 };
-use super::{Protection, Scenario};
+use super::{Ordering, Protection, Scenario};
 
 /// How a row was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,7 +253,7 @@ impl Engine<'_> {
             self.pass_over(place);
             return;
         }
-        let key = self.scenario.keys[place].map(usize::from).filter(|_| thin.keyed && self.scenario.strict);
+        let key = self.scenario.keys[place].map(usize::from).filter(|_| thin.keyed && self.scenario.ordering != Ordering::None);
         let Some(key) = key else {
             self.insert(place, thin, false);
             self.ready(place);
@@ -270,9 +270,16 @@ impl Engine<'_> {
                     if let Some(row) = &mut self.rows[before] {
                         row.queued = true;
                     }
-                    let queue = &mut self.keys[key];
-                    if queue.chain == 0 {
-                        *queue = Queue { chain: 1 << before, active: queue.active | 1 << before, more: queue.more };
+                    if self.keys[key].chain == 0 {
+                        let flies = |place: &usize| {
+                            self.key_of(*place) == Some(key)
+                                && self.rows[*place].is_some_and(|r| matches!(r.step, Step::Sending(_)))
+                        };
+                        let flying = (0..MESSAGES).filter(flies).fold(0, |set, place| set | 1 << place);
+                        let queue = &mut self.keys[key];
+                        queue.chain = 1 << before;
+                        queue.active |= 1 << before;
+                        queue.flying = flying;
                     }
                 }
                 None if self.recent[before].is_there() && self.recent[before].delivered => {}
@@ -281,6 +288,10 @@ impl Engine<'_> {
         }
         let queue = &mut self.keys[key];
         queue.more |= found == Found::Behind;
+        if queue.broken {
+            queue.more = true;
+            return;
+        }
         queue.chain |= 1 << place;
         self.insert(place, thin, true);
         self.advance(key);
@@ -300,21 +311,113 @@ impl Engine<'_> {
                 window.open += 1;
             }
         }
-        self.rows[place] =
-            Some(Row { step: Step::Chained, thin: Thin { before: 0, ..thin }, queued, suspect, claimed: false, outdated: false });
+        self.rows[place] = Some(Row {
+            step: Step::Chained,
+            thin: Thin { before: 0, ..thin },
+            queued,
+            suspect,
+            claimed: false,
+            outdated: false,
+            follows: false,
+        });
     }
 
-    /// `Engine::advance` of a strict route.
+    fn is_pipelined(&self) -> bool {
+        self.scenario.ordering == Ordering::Pipelined
+    }
+
+    /// `Engine::advance`.
     fn advance(&mut self, key: usize) {
         loop {
             let queue = self.keys[key];
-            let Some(next) = places(queue.chain & !queue.active).next() else { return };
-            if queue.active != 0 && !self.lacks(Protection::OneOfAKey) {
+            let Some(next) = places(queue.chain & !queue.active).next().filter(|_| !queue.broken) else { return };
+            let alone = |place: usize| {
+                let together = self.is_pipelined() || self.lacks(Protection::OneOfAKey);
+                self.rows[place].is_none_or(|row| row.suspect || row.thin.claims > 0 || !together)
+            };
+            if queue.active != 0 && (alone(next) || places(queue.active).any(alone)) {
                 return;
             }
             self.keys[key].active |= 1 << next;
             self.ready(next);
         }
+    }
+
+    /// `Engine::key_sent`.
+    fn key_sent(&mut self, place: usize) -> bool {
+        let Some(key) = self.key_of(place).filter(|_| self.is_pipelined()) else { return false };
+        let queue = &mut self.keys[key];
+        if *queue == Queue::default() {
+            return false;
+        }
+        let follows = queue.flying != 0;
+        queue.flying |= 1 << place;
+        follows
+    }
+
+    /// `Engine::key_broken`.
+    fn key_broken(&mut self, place: usize) -> bool {
+        let Some(key) = self.key_of(place).filter(|_| self.is_pipelined()) else { return false };
+        let known = self.keys[key].broken;
+        self.break_queue(key, place);
+        known
+    }
+
+    /// `Engine::break_queue`.
+    fn break_queue(&mut self, key: usize, but: usize) {
+        if self.keys[key] == Queue::default() {
+            return;
+        }
+        if self.lacks(Protection::FollowersGoBack) {
+            return self.leave_queue(key, but);
+        }
+        let queue = &mut self.keys[key];
+        queue.broken = true;
+        queue.flying &= !(1 << but);
+        let chain = std::mem::take(&mut queue.chain) & !queue.flying & !(1 << but);
+        for place in places(chain) {
+            match self.rows[place] {
+                Some(row) if row.step.waits() || row.step == Step::Loaded => {
+                    if row.claimed {
+                        self.unclaim(place);
+                    } else {
+                        self.forget(place);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.key_mended(key);
+    }
+
+    /// What a relay without that protection would do.
+    fn leave_queue(&mut self, key: usize, place: usize) {
+        let queue = &mut self.keys[key];
+        queue.chain &= !(1 << place);
+        queue.active &= !(1 << place);
+        queue.flying &= !(1 << place);
+        self.advance(key);
+    }
+
+    /// `Engine::key_mended`.
+    fn key_mended(&mut self, key: usize) {
+        if self.keys[key].broken && self.keys[key].flying == 0 {
+            self.keys[key] = Queue::default();
+            self.key_reads[key] = true;
+        }
+    }
+
+    /// `Engine::key_returned`.
+    fn key_returned(&mut self, place: usize) {
+        let Some(row) = self.rows[place] else { return };
+        if row.claimed {
+            self.unclaim(place);
+            return;
+        }
+        if self.breaker != Breaker::Closed {
+            self.pass_over(place);
+        }
+        self.forget(place);
     }
 
     /// `Engine::key_delivered`.
@@ -326,7 +429,10 @@ impl Engine<'_> {
         let queue = &mut self.keys[key];
         queue.chain &= !(1 << place);
         queue.active &= !(1 << place);
-        if queue.chain == 0 {
+        queue.flying &= !(1 << place);
+        if queue.broken {
+            self.key_mended(key);
+        } else if queue.chain == 0 {
             let more = std::mem::take(queue).more;
             self.key_reads[key] |= more;
         } else {
@@ -337,9 +443,10 @@ impl Engine<'_> {
     /// `Engine::key_set_back`.
     fn key_set_back(&mut self, key: usize, place: usize) {
         if self.lacks(Protection::FollowersGoBack) {
-            self.keys[key].chain &= !(1 << place);
-            self.keys[key].active &= !(1 << place);
-            return self.advance(key);
+            return self.leave_queue(key, place);
+        }
+        if self.is_pipelined() {
+            return self.break_queue(key, place);
         }
         let queue = std::mem::take(&mut self.keys[key]);
         for other in places(queue.chain) {
@@ -453,7 +560,11 @@ impl Engine<'_> {
                 _ => self.forget(place),
             }
         }
-        self.keys = Default::default();
+        // `Engine::forget_keys`.
+        for queue in &mut self.keys {
+            let Queue { active, flying, more, .. } = *queue;
+            *queue = if flying == 0 { Queue::default() } else { Queue { chain: 0, active, flying, broken: true, more } };
+        }
         self.key_reads = Default::default();
         for passed in &mut self.passed {
             passed.upto = 0;
@@ -505,16 +616,26 @@ impl Engine<'_> {
     }
 
     /// `Engine::send`: whether it hands this row to its transport now.
-    pub(super) fn may_send_row(&self, row: &Row) -> bool {
+    pub(super) fn may_send_row(&self, place: usize, row: &Row) -> bool {
         let loaded = row.step == Step::Loaded || (row.step == Step::Ready && !self.scenario.loads);
-        loaded && (self.covered || self.lacks(Protection::LeaseCoversSend)) && self.may_send(row.thin.destination)
+        let earlier = |place: usize| self.rows[place].is_some_and(|row| matches!(row.step, Step::Ready | Step::Loaded));
+        // Those of a key are loaded and handed over in the order in which they were let go.
+        let turn = !self.is_pipelined() || !(0..place).any(|n| self.scenario.keys[n] == self.scenario.keys[place] && earlier(n));
+        loaded && turn && (self.covered || self.lacks(Protection::LeaseCoversSend)) && self.may_send(row.thin.destination)
     }
 
     /// `Engine::send`.
     pub(super) fn send(&mut self, place: usize) {
         let i = self.i;
         self.state.sends(i, place);
-        self.enter(place, Step::Sending(Try::Under));
+        let follows = self.key_sent(place);
+        if let Some(row) = &mut self.rows[place] {
+            row.follows = follows;
+            row.step = Step::Sending(Try::Under);
+        }
+        if let Some(key) = self.key_of(place).filter(|_| !follows) {
+            self.shut[key] = false;
+        }
         if self.lacks(Protection::ConfirmedOnly) {
             self.conclude_delivered(place);
         }
@@ -557,16 +678,42 @@ impl Engine<'_> {
         }
     }
 
+    /// `Engine::conclude` with `Outcome::HeldBack`.
+    pub(super) fn conclude_held_back(&mut self, place: usize) {
+        self.key_broken(place);
+        self.key_returned(place);
+    }
+
     /// `Engine::conclude` with `Outcome::Retry`.
     pub(super) fn conclude_retry(&mut self, place: usize) {
-        self.breaker = Breaker::Closed;
-        self.failed_attempt(place);
+        if self.key_broken(place) {
+            self.key_returned(place);
+        } else {
+            self.breaker = Breaker::Closed;
+            self.failed_attempt(place);
+        }
+    }
+
+    /// A pipelining transport lets nothing pass what has failed (`Transport::pipelines`).
+    pub(super) fn shut(&mut self, place: usize) {
+        if let Some(key) = self.key_of(place).filter(|_| self.is_pipelined() && !self.lacks(Protection::HoldsBack)) {
+            self.shut[key] = true;
+        }
+    }
+
+    /// What a pipelining transport does next with a message: whether earlier ones of its key have been answered, and whether it is
+    /// held back.
+    pub(super) fn in_line(&self, place: usize, row: &Row) -> (bool, bool) {
+        let Some(key) = self.scenario.keys[place].filter(|_| self.is_pipelined()) else { return (true, false) };
+        let under = |n: &usize| self.rows[*n].is_some_and(|row| row.step == Step::Sending(Try::Under));
+        let first = !(0..place).filter(under).any(|n| self.scenario.keys[n] == Some(key));
+        (first, row.follows && self.shut[usize::from(key)])
     }
 
     /// `Engine::conclude` with `Outcome::NoAnswer`.
     pub(super) fn conclude_no_answer(&mut self, place: usize) {
         if self.breaker == Breaker::Closed {
-            self.failed_attempt(place);
+            self.conclude_retry(place);
         } else {
             self.conclude_unavailable(place);
         }
@@ -590,7 +737,12 @@ impl Engine<'_> {
     /// `Engine::conclude` with `Outcome::Unavailable`, where the one destination is the first.
     pub(super) fn conclude_unavailable(&mut self, place: usize) {
         self.breaker = Breaker::Open { waiting: true };
-        self.put_back(place);
+        if self.is_pipelined() && self.key_of(place).is_some() {
+            self.key_broken(place);
+            self.key_returned(place);
+        } else {
+            self.put_back(place);
+        }
         self.shed();
     }
 
@@ -603,7 +755,7 @@ impl Engine<'_> {
             let Some(row) = self.rows[place].filter(|r| matches!(r.step, Step::Ready | Step::Loaded)) else { continue };
             if row.claimed {
                 self.unclaim(place);
-            } else if kept.is_none() {
+            } else if kept.is_none() && !(self.is_pipelined() && self.key_of(place).is_some()) {
                 kept = Some(place);
             } else {
                 cursor = Some(cursor.map_or(place as u8, |known| known.min(place as u8)));

@@ -61,11 +61,13 @@ pub enum Protection {
     IdlePoll,
     /// A row goes after the one that its read saw before it.
     Predecessor,
+    /// A pipelining transport holds back what follows a failed one.
+    HoldsBack,
     /// A FAILED row stands before those behind it.
     FailedBlocks,
     /// Of a key's queue only the first is on its way.
     OneOfAKey,
-    /// When a row goes back to the database, so do those behind it.
+    /// When a row goes back to the database, so do those behind it; in a pipelined queue, once what is in flight is answered.
     FollowersGoBack,
     /// What left memory while a read was under way is not taken up from that read.
     Recent,
@@ -95,6 +97,15 @@ pub enum Protection {
     Claims,
 }
 
+/// `ordering` of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named as there")]
+pub enum Ordering {
+    None,
+    Strict,
+    Pipelined,
+}
+
 /// What is tried out.
 #[derive(Debug, Clone)]
 pub struct Scenario {
@@ -102,8 +113,8 @@ pub struct Scenario {
     pub keys: Vec<Option<u8>>,
     /// The application serialises the writers of a key.
     pub serialised: bool,
-    /// `ordering = "strict"`; otherwise `"none"`.
-    pub strict: bool,
+    /// The route's.
+    pub ordering: Ordering,
     /// `on_exhausted = "skip"`; otherwise `"block"`.
     pub skip: bool,
     /// Relays.
@@ -160,7 +171,7 @@ impl Default for Scenario {
         Self {
             keys: vec![Some(0), Some(0)],
             serialised: true,
-            strict: true,
+            ordering: Ordering::Strict,
             skip: false,
             instances: 1,
             slow_reads: false,
@@ -221,6 +232,7 @@ pub enum Action {
     Arrives(usize, usize),
     Confirmed(usize, usize),
     Refused(usize, usize),
+    HeldBack(usize, usize),
     Unreachable(usize, usize),
     Lost(usize, usize),
     Delayed(usize, usize),
@@ -399,7 +411,7 @@ impl Scenario {
                 if row.step == Step::Ready && self.loads {
                     out.push(Action::Load(i, place));
                 }
-                if engine.may_send_row(&row) {
+                if engine.may_send_row(place, &row) {
                     out.push(Action::Send(i, place));
                 }
             }
@@ -412,14 +424,21 @@ impl Scenario {
             }
             Step::Sending(Try::Under) if self.poison == Some(place) => out.push(Action::KillsItsProcess(i, place)),
             Step::Sending(Try::Under) => {
-                out.push(Action::Arrives(i, place));
+                match engine.in_line(place, &row) {
+                    (false, _) => return,
+                    (true, true) => return out.push(Action::HeldBack(i, place)),
+                    (true, false) => out.push(Action::Arrives(i, place)),
+                }
                 if s.left.refusals > 0 && self.concerns(place) {
                     out.push(Action::Refused(i, place));
                 }
                 if s.left.outages > 0 {
                     out.push(Action::Unreachable(i, place));
                 }
-                self.losing(s, i, place, out);
+                // A pipelining transport knows what has become of what it holds.
+                if self.ordering != Ordering::Pipelined {
+                    self.losing(s, i, place, out);
+                }
             }
             Step::Sending(Try::Arrived) => {
                 out.push(Action::Confirmed(i, place));
@@ -635,6 +654,7 @@ impl Scenario {
         | Action::Arrives(i, place)
         | Action::Confirmed(i, place)
         | Action::Refused(i, place)
+        | Action::HeldBack(i, place)
         | Action::Unreachable(i, place)
         | Action::Lost(i, place)
         | Action::Delayed(i, place)
@@ -674,10 +694,13 @@ impl Scenario {
             (Action::Confirmed(..), _) => self.engine(s, i).conclude_delivered(place),
             (Action::Refused(..), _) => {
                 s.left.refusals -= 1;
+                self.engine(s, i).shut(place);
                 self.engine(s, i).conclude_retry(place);
             }
+            (Action::HeldBack(..), _) => self.engine(s, i).conclude_held_back(place),
             (Action::Unreachable(..), _) => {
                 s.left.outages -= 1;
+                self.engine(s, i).shut(place);
                 self.engine(s, i).conclude_unavailable(place);
             }
             (Action::Lost(..), _) => {
@@ -831,8 +854,9 @@ impl Live for Scenario {
             match s.messages[place].tx {
                 Tx::None | Tx::Open => false,
                 Tx::RolledBack => true,
-                Tx::Committed => s.pending[place]
-                    .is_none_or(|row| row.status == Status::Failed || (row.keyed && self.strict && (0..place).any(blocked))),
+                Tx::Committed => s.pending[place].is_none_or(|row| {
+                    row.status == Status::Failed || (row.keyed && self.ordering != Ordering::None && (0..place).any(blocked))
+                }),
             }
         })
     }

@@ -161,6 +161,8 @@ pub struct Instance {
     pub lag: Lag,
     /// Answers to tries that were given up, which may still come.
     pub echoes: [bool; MESSAGES],
+    /// A pipelining transport holds a key's messages back, until one that follows none.
+    pub shut: [bool; KEYS],
     /// It was told of a commit. Only looked at where that alone makes it read.
     pub woken: bool,
 }
@@ -200,6 +202,8 @@ pub struct Row {
     pub claimed: bool,
     /// `Row::outdated`.
     pub outdated: bool,
+    /// `Delivery::follows`.
+    pub follows: bool,
 }
 
 /// `store::Thin`.
@@ -279,6 +283,8 @@ pub struct Setback {
 pub struct Queue {
     pub chain: u8,
     pub active: u8,
+    pub flying: u8,
+    pub broken: bool,
     pub more: bool,
 }
 

@@ -1,6 +1,6 @@
 //! The outbox and the relay: what holds, and what breaks it.
 
-use posthouse_model::relay::{Budget, Never, Protection, Scenario, Sometimes};
+use posthouse_model::relay::{Budget, Never, Ordering, Protection, Scenario, Sometimes};
 
 use crate::support::{self, holds};
 
@@ -56,6 +56,17 @@ fn skipping() -> Scenario {
 /// Operators that send a message somewhere else while it is on its way.
 fn editing() -> Scenario {
     Scenario { loads: true, budget: Budget { edits: 1, late: 1, ..Budget::default() }, ..Scenario::default() }
+}
+
+/// A transport that keeps the order of a key's messages.
+fn pipelined() -> Scenario {
+    Scenario {
+        keys: vec![Some(0); 3],
+        ordering: Ordering::Pipelined,
+        concurrency: 3,
+        budget: Budget { refusals: 1, ..Budget::default() },
+        ..Scenario::default()
+    }
 }
 
 /// A receiver that is down.
@@ -139,6 +150,17 @@ fn failures_lose_and_reorder_nothing() {
     breaks(ORDER, Protection::OneOfAKey, Scenario { concurrency: 2, ..failures() });
 }
 
+/// A key's messages are under way together, and none gets there before one that has failed.
+#[test]
+fn a_pipelined_key_stays_in_order() {
+    let piped = pipelined();
+    holds("pipelined", piped.clone());
+    breaks(ORDER, Protection::HoldsBack, piped.clone());
+    breaks(ORDER, Protection::FollowersGoBack, piped.clone());
+    let budget = Budget { outages: 1, refusals: 1, losses: 1, ..Budget::default() };
+    holds("pipelined, outage", Scenario { keys: vec![Some(0); 2], budget, ..piped });
+}
+
 #[test]
 fn late_answers_and_lost_answers_of_the_database_lose_and_reorder_nothing() {
     let late = Scenario {
@@ -211,7 +233,7 @@ fn order_needs_serialised_writers_and_a_route_that_keeps_it() {
         ..Scenario::default()
     };
     holds("writers that are not serialised", free.clone());
-    holds("ordering none", Scenario { serialised: true, strict: false, concurrency: 2, ..free });
+    holds("ordering none", Scenario { serialised: true, ordering: Ordering::None, concurrency: 2, ..free });
 }
 
 /// Larger bounds, and faults of several kinds together. Only with `POSTHOUSE_SOAK`: a million states take 15 s of a processor.
@@ -232,6 +254,8 @@ fn several_kinds_of_faults_together() {
     holds("the same with two keys", Scenario { instances: 1, loads: true, keys, concurrency: 2, budget, ..cut_off() });
     let budget = Budget { outages: 1, refusals: 1, ..Budget::default() };
     holds("outage, with a refusal", Scenario { slow_reads: true, budget, ..outage() });
+    let budget = Budget { cut_offs: 1, outages: 1, refusals: 1, losses: 1, ..Budget::default() };
+    holds("pipelined, cut off", Scenario { keys: vec![Some(0); 2], budget, ..pipelined() });
     holds("handover, with slow reads", Scenario { slow_reads: true, ..handover() });
     let budget = Budget { cut_offs: 1, overruns: 1, refusals: 1, ..Budget::default() };
     let sometimes = vec![Sometimes::AllDelivered, Sometimes::TwoSenders, Sometimes::Late];
