@@ -126,7 +126,7 @@ pub enum Owner {
     },
 }
 
-/// A process with a relay.
+/// A process with a relay. One that isn't alive is as it is by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Instance {
     /// The process runs.
@@ -381,6 +381,8 @@ pub struct Seen {
 impl Hash for State {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         let Self { messages, pending, owner, changes, touched, instances, left, seen } = self;
+        // Those that don't run have nothing to tell them apart.
+        let instances = instances.each_ref().map(|instance| Some(instance).filter(|i| i.alive));
         hasher.write_u128(digest(&(messages, pending, owner, changes, touched, instances, left, seen)));
     }
 }
