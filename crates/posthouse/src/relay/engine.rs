@@ -34,6 +34,8 @@ pub(super) struct Row {
     pub(super) suspect: bool,
     /// Marked SENDING by us.
     pub(super) claimed: bool,
+    /// Read before an operator touched its key: that it is delivered says nothing of what was put back before it.
+    pub(super) outdated: bool,
     /// The group of its house.
     pub(super) group: Option<usize>,
     /// The run that took it up.

@@ -69,6 +69,8 @@ impl Engine {
         };
         if let Some(before) = thin.before {
             match self.rows.get(&before) {
+                // What it goes after may have been put back meanwhile. The key is read anew when it is done.
+                Some(Row { outdated: true, .. }) => return false,
                 // Delivered, only its deletion is still on its way.
                 Some(Row { state: State::Writing { delivered: true }, .. }) => {}
                 Some(Row { state: State::Writing { delivered: false } | State::Missing, .. }) => return false,
@@ -150,7 +152,8 @@ impl Engine {
         }
         self.join_run(run, thin.id);
         let state = State::Waiting;
-        self.rows.insert(thin.id, Row { thin, dest, key, state, suspect, claimed: false, group, run, tried: false, since: None });
+        let (claimed, outdated, tried, since) = (false, false, false, None);
+        self.rows.insert(thin.id, Row { thin, dest, key, state, suspect, claimed, outdated, group, run, tried, since });
     }
 
     /// Lets the next of a key's queue go: the first if none is on its way; of a pipelined route all of them, in order.
@@ -278,6 +281,14 @@ impl Engine {
             if other != id && self.rows.get(&other).is_some_and(|r| matches!(r.state, State::Waiting)) {
                 self.forget(other);
             }
+        }
+    }
+
+    /// An operator may have put rows of these keys back below those in memory; of all keys for None.
+    pub(super) fn keys_touched(&mut self, keys: Option<&HashSet<(House, KeyHash)>>) {
+        for row in self.rows.values_mut() {
+            let Some(key) = &row.thin.key else { continue };
+            row.outdated |= keys.is_none_or(|keys| keys.contains(&(row.thin.house, key.clone())));
         }
     }
 

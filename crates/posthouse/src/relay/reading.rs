@@ -528,8 +528,9 @@ impl Engine {
                 self.reading.fast = None;
                 if let Some(changes) = self.read_result(now, result) {
                     self.reading.changes = Some(upto);
-                    let keys = changes.iter().filter_map(|c| Some((c.house, c.key.clone()?)));
-                    keys.for_each(|key| self.store.passed().leave_out(&key));
+                    let keys: HashSet<_> = changes.iter().filter_map(|c| Some((c.house, c.key.clone()?))).collect();
+                    keys.iter().for_each(|key| self.store.passed().leave_out(key));
+                    self.keys_touched(Some(&keys));
                     self.store.passed().caught_up(upto);
                     for change in changes {
                         if self.rows.get(&change.id).is_some_and(|r| r.state == super::engine::State::Waiting) {
@@ -605,6 +606,10 @@ impl Engine {
 
     fn on_polled(&mut self, (seq, all, unfiltered): (u64, bool, bool), asked: &Asked, poll: Poll, now: Instant) {
         let mut found_new = false;
+        if self.reading.changes.is_none() {
+            // What was read before this may be older than the last of those that count as dealt with.
+            self.keys_touched(None);
+        }
         for thin in poll.rows {
             found_new |= self.admit(thin, Found::Ahead);
         }

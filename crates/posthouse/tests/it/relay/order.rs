@@ -8,7 +8,7 @@ use posthouse::store::Action;
 use posthouse::transport::{Delivery, from_fn};
 use posthouse::{Message, OnExhausted, Relay};
 
-use super::{Log, Recorder, quick, quick_route};
+use super::{Log, Recorder, patient, quick, quick_route};
 use crate::support::{SOON, TestDb, messages, on_all_databases, pending, scale, wait_for};
 
 on_all_databases!(
@@ -20,6 +20,7 @@ on_all_databases!(
     backlog_goes_before_new_messages_after_a_restart,
     hot_key_longer_than_memory_stays_in_order,
     late_commit_of_a_key_goes_first,
+    what_is_requeued_goes_before_what_is_published_after_it,
     same_key_to_a_dead_destination_holds_up_nobody,
 );
 
@@ -292,5 +293,76 @@ async fn same_key_to_a_dead_destination_holds_up_nobody<T: TestDb>() {
     log.wait_len(20).await;
     assert_eq!(log.order_violations(), 0);
     wait_for("completion", SOON, async || pending::<T>(&outbox).await == 20).await;
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// A message that was passed over and is requeued is in its place again, also while one that passed it is delivered but not yet
+/// deleted: that one's row was read when there was nothing before it, so it doesn't speak for what is there now.
+async fn what_is_requeued_goes_before_what_is_published_after_it<T: TestDb>() {
+    if T::NAME == "sqlite" {
+        // One writer at a time: a delete can't be held up while others go on.
+        return;
+    }
+    let outbox = T::fresh().await;
+    let (log, answer) = (Log::default(), Arc::new(tokio::sync::Semaphore::new(0)));
+    let (l, a) = (log.clone(), answer.clone());
+    let tries = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let transport = from_fn(move |d: Delivery| {
+        let (log, answer, tries) = (l.clone(), a.clone(), tries.clone());
+        async move {
+            if d.message().payload == b"1" {
+                match tries.fetch_add(1, Ordering::SeqCst) {
+                    0 => return d.rejected("never"),
+                    1 => return d.retry("not yet", Some(Duration::from_secs(3_600))),
+                    _ => {}
+                }
+            }
+            log.add(&d);
+            if d.message().payload == b"2" {
+                let _ = answer.acquire().await;
+            }
+            d.delivered();
+        }
+    });
+    let relay = Relay::builder(&outbox)
+        .settings(patient())
+        .transport("test", transport)
+        .route("orders", quick_route("test:a").on_exhausted(OnExhausted::Skip))
+        .start()
+        .await
+        .unwrap();
+    let store = relay.store();
+    let row = async |status: &str| messages(&**store).await.into_iter().find(|m| m.status == status);
+    outbox.publish_alone(Message::to("orders").key("k").payload("1")).await.unwrap();
+    wait_for("FAILED", SOON, async || row("FAILED").await.is_some()).await;
+    let first = row("FAILED").await.unwrap();
+    outbox.publish_alone(Message::to("orders").key("k").payload("2")).await.unwrap();
+    log.wait_len(1).await;
+    let second = row("PENDING").await.unwrap();
+
+    // Its delete waits for this lock.
+    let mut lock = outbox.begin().await.unwrap();
+    let table = outbox.tables().name("pending");
+    let (house, id) = (second.house, second.id);
+    T::number_in(&mut lock, format!("SELECT CAST(id AS {}) FROM {table} WHERE house = {house} AND id = {id} FOR UPDATE", T::BIGINT))
+        .await;
+    answer.add_permits(1);
+    wait_for("confirmation", SOON, async || relay.stats().destinations.get("orders").is_some_and(|d| d.delivered == 1)).await;
+
+    store.act(&[first.id], &Action::Requeue, "ann").await.unwrap();
+    wait_for("a failure of the requeued one", SOON, async || {
+        messages(&**store).await.iter().any(|m| m.id == first.id && m.status == "PENDING" && m.attempts == 1)
+    })
+    .await;
+    for (key, payload) in [("k", "3"), ("other", "8"), ("other", "9")] {
+        outbox.publish_alone(Message::to("orders").key(key).payload(payload)).await.unwrap();
+    }
+    wait_for("the other key", SOON, async || log.count("9") == 1).await;
+    assert_eq!(log.payloads(), ["2", "8", "9"], "3 waits for 1");
+    lock.rollback().await.unwrap();
+    wait_for("completion", SOON, async || pending::<T>(&outbox).await == 2).await;
+    store.act(&[first.id], &Action::Requeue, "ann").await.unwrap();
+    log.wait_len(5).await;
+    assert_eq!(log.payloads(), ["2", "8", "9", "1", "3"]);
     relay.shutdown(Duration::from_secs(5)).await;
 }
