@@ -8,6 +8,7 @@
 //! | `relay` | messages per second from a database to a receiver, beside the receiver's and the database's own limits |
 //! | `latency` | from publish to confirmation, under a steady load |
 //! | `pages` | how fast the dashboard and the API answer on a large database |
+//! | `chaos` | nothing: it breaks everything while messages flow, and checks that every promise is kept |
 //!
 //! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead. A row that compares
 //! has `ours`, `limit` and `ratio`. Progress goes to stderr. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL`,
@@ -19,14 +20,17 @@
 //! ```text
 //! cargo run --release -p posthouse-bench -- relay --to rabbitmq --from postgres
 //! cargo run --release -p posthouse-bench -- latency --to rabbitmq --from postgres --seconds 60
+//! cargo run -p posthouse-bench -- chaos --minutes 10
 //! ```
 
+mod chaos;
 mod database;
 mod drain;
 mod inbox;
 mod latency;
 mod meter;
 mod pages;
+mod program;
 mod publish;
 mod receiver;
 mod relay;
@@ -88,6 +92,12 @@ enum What {
     /// How fast the dashboard and the API answer when there are N delivered messages.
     #[command(long_about = pages::ABOUT)]
     Pages(PagesArgs),
+    /// Breaks everything while messages flow, then checks what was lost, came twice or out of order.
+    #[command(long_about = chaos::ABOUT)]
+    Chaos(chaos::ChaosArgs),
+    /// A receiver of `chaos`.
+    #[command(hide = true)]
+    ChaosConsumer(chaos::ConsumerArgs),
 }
 
 /// See [`pages`].
@@ -185,6 +195,14 @@ async fn main() {
             }
         }
         What::Pages(args) => pages::run(args, &mut report).await,
+        What::Chaos(args) => {
+            let code = chaos::run(cli.database, args, &mut report).await;
+            if !report.is_empty() {
+                report.print();
+            }
+            std::process::exit(code);
+        }
+        What::ChaosConsumer(args) => return database::must("receiver", chaos::run_consumer(args).await),
         What::Latency(args) => {
             for (from, to) in receiver::pairs(&kinds(cli.database, &[Kind::Postgres, Kind::Mysql]), args.to, &mut report) {
                 latency::run(from, to, args, &mut report).await;
