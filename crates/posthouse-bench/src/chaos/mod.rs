@@ -265,8 +265,7 @@ fn committed(record: &Mutex<Vec<Published>>) -> usize {
 async fn come_to_rest<DB: Source>(stage: &Stage<DB>, patience: Duration, ended: &mut Vec<String>) -> Result<(), String> {
     let look = async || -> Result<[i64; 6], String> {
         let said = |e: sqlx::Error| e.to_string();
-        let booked = DB::booked(&stage.sender).await.map_err(said)?.len() as i64;
-        let (pending, failed) = DB::pending(&stage.sender).await.map_err(said)?;
+        let (booked, pending, failed) = DB::progress(&stage.sender).await.map_err(said)?;
         let (effects, unfinished) = receiver::progress(&stage.receiver).await.map_err(said)?;
         let waiting = broker::waiting(stage.broker_url()).await.map_err(|e| e.to_string())?;
         Ok([booked, pending, failed, effects, unfinished, waiting.into()])
@@ -304,7 +303,7 @@ async fn come_to_rest<DB: Source>(stage: &Stage<DB>, patience: Duration, ended: 
 
 async fn gather<DB: Source>(stage: &Stage<DB>, record: &Mutex<Vec<Published>>, ended: Vec<String>) -> Result<Evidence, String> {
     let said = |e: sqlx::Error| e.to_string();
-    let (pending, given_up) = DB::pending(&stage.sender).await.map_err(said)?;
+    let (_, pending, given_up) = DB::progress(&stage.sender).await.map_err(said)?;
     let (_, unfinished) = receiver::progress(&stage.receiver).await.map_err(said)?;
     Ok(Evidence {
         published: record.lock().map_err(|e| e.to_string())?.clone(),

@@ -39,8 +39,8 @@ pub(super) trait Source: Backend {
     /// Where the accounts stand.
     fn balances(pool: &Pool<Self>) -> impl Future<Output = Result<BTreeMap<String, Balance>, sqlx::Error>> + Send;
 
-    /// Rows that aren't delivered, and those of them that are FAILED.
-    fn pending(pool: &Pool<Self>) -> impl Future<Output = Result<(i64, i64), sqlx::Error>> + Send;
+    /// How many business rows there are, rows of the outbox that aren't delivered, and those of them that are FAILED.
+    fn progress(pool: &Pool<Self>) -> impl Future<Output = Result<(i64, i64, i64), sqlx::Error>> + Send;
 
     /// Runs one statement.
     fn execute(pool: &Pool<Self>, sql: &'static str) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
@@ -97,10 +97,13 @@ macro_rules! common {
             rows.iter().map(balance).collect()
         }
 
-        async fn pending(pool: &Pool<Self>) -> Result<(i64, i64), sqlx::Error> {
-            sqlx::query_as("SELECT count(*), count(CASE WHEN status = 'FAILED' THEN 1 END) FROM posthouse_pending")
-                .fetch_one(pool)
-                .await
+        async fn progress(pool: &Pool<Self>) -> Result<(i64, i64, i64), sqlx::Error> {
+            sqlx::query_as(
+                "SELECT (SELECT count(*) FROM booking), count(*), count(CASE WHEN status = 'FAILED' THEN 1 END) \
+                 FROM posthouse_pending",
+            )
+            .fetch_one(pool)
+            .await
         }
 
         async fn execute(pool: &Pool<Self>, sql: &'static str) -> Result<(), sqlx::Error> {
