@@ -49,7 +49,7 @@ const ACCOUNTS: [&str; 24] = [
     "a19", "a20", "a21", "a22", "a23", "a24",
 ];
 
-const PUBLISHERS: usize = 4;
+const PUBLISHERS: usize = 8;
 
 /// Longer than a relay waits at most between two tries of a broker that was away (30 s and a quarter).
 const STALL: Duration = Duration::from_secs(40);
@@ -222,7 +222,9 @@ async fn break_things<DB: Source>(
     record: &Mutex<Vec<Published>>,
     ended: &mut Vec<String>,
 ) -> Result<(), String> {
-    let mut plan = plan::plan(seed, length, stage.cast()).into_iter().peekable();
+    let plan = plan::plan(seed, length, stage.cast());
+    eprintln!("seed {seed}: messages arrive; {} faults in {} s", plan.len(), length.as_secs());
+    let mut plan = plan.into_iter().peekable();
     let started = Instant::now();
     // In this task, so that processes are children of a thread that stays.
     let mut running: FuturesUnordered<BoxFuture<'_, Result<(), String>>> = FuturesUnordered::new();

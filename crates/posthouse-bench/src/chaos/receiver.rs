@@ -105,6 +105,7 @@ fn inbox(pool: PgPool, args: &ConsumerArgs, queue: &str) -> Result<Inbox<Postgre
 
 async fn start(pool: &PgPool, args: &ConsumerArgs, queue: &str) -> Result<Consumer, posthouse::Error> {
     let mut settings = ConsumerSettings::default();
+    settings.concurrency = 16;
     if queue == "keyed" {
         settings.order = ConsumerOrder::Key;
     }
@@ -129,7 +130,7 @@ async fn started(pool: &PgPool, args: &ConsumerArgs, queue: &str) -> Consumer {
 /// A receiver's process, until SIGTERM.
 pub(crate) async fn run(args: &ConsumerArgs) -> Result<(), String> {
     let mut terminated = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
-    let options = PgPoolOptions::new().max_connections(20).acquire_timeout(Duration::from_secs(2));
+    let options = PgPoolOptions::new().max_connections(40).acquire_timeout(Duration::from_secs(2));
     let pool = options.connect_lazy(&args.into).map_err(|e| e.to_string())?;
     let mut consumers = Vec::new();
     for queue in QUEUES {

@@ -23,6 +23,9 @@ use crate::program;
 /// Of the relays. Short, so that a minute holds many of them.
 const LEASE: Duration = Duration::from_secs(6);
 
+/// Of every link, each way: as between two sites. Without it hardly anything is under way when something breaks.
+const LATENCY: Mode = Mode::Slow(Duration::from_millis(8));
+
 /// How long a process may take to end in good order.
 const GRACE: Duration = Duration::from_secs(15);
 
@@ -62,7 +65,7 @@ impl Link {
         let _turn = self.turn.lock().await;
         self.proxy.set(mode);
         sleep(lasts).await;
-        self.proxy.set(Mode::Open);
+        self.proxy.set(LATENCY);
     }
 }
 
@@ -206,6 +209,7 @@ impl<DB: Source> Stage<DB> {
         let mut links = Vec::new();
         let mut link = async |name: String, server: &Server, kind: ServerKind| {
             let proxy = Proxy::start(format!("127.0.0.1:{}", server.port())).await;
+            proxy.set(LATENCY);
             let url = kind.url(proxy.address.port());
             links.push(Link { name, proxy, turn: Turn::new(()) });
             url
