@@ -14,6 +14,7 @@
 //! | `idle` | what a relay costs that has nothing to do |
 //! | `pages` | how fast the dashboard and the API answer on a large database |
 //! | `plot` | draws what other commands have written with `--out` |
+//! | `chaos` | nothing: it breaks everything while messages flow, and checks that every promise is kept |
 //!
 //! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead, and `--out FILE` writes
 //! it into a file besides. A row that compares has `ours`, `limit` and `ratio`. Progress goes to stderr. Servers are named by `POSTHOUSE_TEST_POSTGRES_URL`,
@@ -25,8 +26,10 @@
 //! ```text
 //! cargo run --release -p posthouse-bench -- relay --to rabbitmq --from postgres
 //! cargo run --release -p posthouse-bench -- latency --to rabbitmq --from postgres --seconds 60
+//! cargo run -p posthouse-bench -- chaos --minutes 10
 //! ```
 
+mod chaos;
 mod database;
 mod drain;
 mod fanin;
@@ -39,6 +42,7 @@ mod meter;
 mod pages;
 mod pinned;
 mod plot;
+mod program;
 mod publish;
 mod receiver;
 mod relay;
@@ -124,6 +128,12 @@ enum What {
     /// How fast the dashboard and the API answer when there are N delivered messages.
     #[command(long_about = pages::ABOUT)]
     Pages(PagesArgs),
+    /// Breaks everything while messages flow, then checks what was lost, came twice or out of order.
+    #[command(long_about = chaos::ABOUT)]
+    Chaos(chaos::ChaosArgs),
+    /// A receiver of `chaos`.
+    #[command(hide = true)]
+    ChaosConsumer(chaos::ConsumerArgs),
 }
 
 /// See [`limits`].
@@ -312,6 +322,14 @@ async fn main() {
             }
         }
         What::Pages(args) => pages::run(args, &mut report).await,
+        What::Chaos(args) => {
+            let code = chaos::run(cli.database, args, &mut report).await;
+            if !report.is_empty() {
+                report.print();
+            }
+            std::process::exit(code);
+        }
+        What::ChaosConsumer(args) => return database::must("receiver", chaos::run_consumer(args).await),
         What::Latency(args) => {
             for (from, to) in receiver::pairs(&kinds(cli.database, &[Kind::Postgres, Kind::Mysql]), args.to, &mut report) {
                 latency::run(from, to, args, &mut report).await;

@@ -1,6 +1,6 @@
 //! How fast the dashboard and the API answer on a large database, and whether the relay's statements stay fast beside it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use tokio::process::{Child, Command};
 use crate::PagesArgs;
 use crate::database::{Rig, must, url};
 use crate::drain::Null;
+use crate::program;
 use crate::report::{Compared, Figure, Report, Row};
 
 /// For `--help`.
@@ -41,11 +42,7 @@ const FAILED: i64 = 5_000;
 
 pub(crate) async fn run(args: &PagesArgs, report: &mut Report) {
     let server = url("POSTHOUSE_TEST_POSTGRES_URL");
-    let program = args.posthouse.clone().unwrap_or_else(beside);
-    if !program.exists() {
-        eprintln!("there is no {}; build it, or name it with --posthouse", program.display());
-        std::process::exit(3);
-    }
+    let program = program::posthouse(args.posthouse.as_deref());
     let outbox = Postgres::fresh(2).await;
     let mut conn = must("connect", PgConnection::connect(&server).await);
     let facts = fill(&mut conn, &outbox, i64::from(args.n)).await;
@@ -155,12 +152,6 @@ async fn slowest<T>(outbox: &Outbox<Postgres>, work: impl Future<Output = T>) ->
     };
     let (done, all) = tokio::join!(work, futures_util::future::join_all((0..4).map(|_| publisher())));
     (done, (all.iter().map(|a: &(u64, Duration)| a.0).sum(), all.iter().map(|a| a.1).max().unwrap_or_default()))
-}
-
-/// The server's program in the directory of this one.
-fn beside() -> PathBuf {
-    let here = must("find this program", std::env::current_exe());
-    here.with_file_name(format!("posthouse{}", std::env::consts::EXE_SUFFIX))
 }
 
 /// What pages are asked for.

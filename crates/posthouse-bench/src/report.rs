@@ -12,6 +12,10 @@ pub(crate) struct Report {
     json: bool,
     rows: Vec<Row>,
     skipped: Vec<String>,
+    /// What belongs to no row: in JSON.
+    notes: Map<String, Value>,
+    /// And for people.
+    texts: Vec<String>,
 }
 
 /// One measured line.
@@ -64,7 +68,7 @@ struct Machine {
 
 impl Report {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, rows: Vec::new(), skipped: Vec::new() }
+        Self { json, rows: Vec::new(), skipped: Vec::new(), notes: Map::new(), texts: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, row: Row) {
@@ -75,7 +79,22 @@ impl Report {
             };
             eprintln!("{}: {}: {figures}", row.database, row.what);
         }
+        self.push(row);
+    }
+
+    /// Adds a row without telling at once.
+    pub(crate) fn push(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    /// A field of the JSON object, beside the rows.
+    pub(crate) fn note(&mut self, name: &str, value: Value) {
+        self.notes.insert(name.to_owned(), value);
+    }
+
+    /// A line below the table.
+    pub(crate) fn say(&mut self, text: String) {
+        self.texts.push(text);
     }
 
     /// Says what can't be measured, once.
@@ -103,6 +122,9 @@ impl Report {
             for why in &self.skipped {
                 println!("skipped: {why}");
             }
+            for text in &self.texts {
+                println!("{text}");
+            }
         }
     }
 
@@ -114,6 +136,9 @@ impl Report {
         });
         if !self.skipped.is_empty() {
             all["skipped"] = json!(self.skipped);
+        }
+        for (name, value) in &self.notes {
+            all[name] = value.clone();
         }
         all
     }

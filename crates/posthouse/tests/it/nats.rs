@@ -12,8 +12,8 @@ use posthouse::{BreakerState, CloudEvents, Envelope, Error, Message, Relay, Rout
 
 use crate::relay::quick;
 use crate::support::broker::{Broker, Kind, test_url};
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{Postgres, SOON, TestDb, bounded, messages, pending, scale, wait_for};
+use posthouse_faults::{Mode, Proxy};
 
 /// Long enough for any machine; tests that wait for a deadline set their own.
 const PATIENCE: Duration = Duration::from_secs(20);

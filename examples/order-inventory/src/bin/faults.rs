@@ -1,7 +1,6 @@
 //! Runs both services against real databases and a broker of its own, breaks things meanwhile, and settles the books of both
 //! databases at the end: every order that was committed was taken from the stock, exactly once.
 
-use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use order_inventory::{TOPIC, asked_to_stop};
+use posthouse_faults::Server;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use sqlx::{MySqlPool, PgPool};
@@ -72,8 +72,10 @@ async fn main() -> ExitCode {
 async fn run(options: &Options) -> Outcome<bool> {
     let started = Instant::now();
     let deadline = started + Duration::from_secs(options.deadline);
-    let broker = Broker::new(options.broker)?;
-    broker.act("start").await?;
+    let mut broker = match options.broker {
+        Kind::Rabbitmq => Server::start(posthouse_faults::Kind::RabbitMq, "").await?,
+        Kind::Kafka => Server::start(posthouse_faults::Kind::Kafka, "").await?,
+    };
     if options.broker == Kind::Kafka {
         make_topic(&broker).await?;
     }
@@ -85,8 +87,7 @@ async fn run(options: &Options) -> Outcome<bool> {
     if options.broker == Kind::Rabbitmq {
         // A queue that RabbitMQ declared a moment before it is killed may be gone afterwards; this puts it on its disk.
         settle_topology(&address, &databases, deadline).await?;
-        broker.act("stop").await?;
-        broker.act("start").await?;
+        broker.restart().await?;
     }
 
     let address = Arc::new(Mutex::new(address));
@@ -131,10 +132,7 @@ async fn run(options: &Options) -> Outcome<bool> {
                 let new = orders.start().await?;
                 *address.lock().map_err(|_| "a client panicked")? = new;
             }
-            _ => {
-                broker.act("stop").await?;
-                broker.act("start").await?;
-            }
+            _ => broker.restart().await?,
         }
     }
     allowed.store(u64::MAX, Relaxed);
@@ -155,7 +153,7 @@ async fn run(options: &Options) -> Outcome<bool> {
     // What a service still had in hand has no effect any more.
     let last = databases.books().await?;
     println!("{}", last.table(options, started.elapsed()));
-    broker.remove().await?;
+    broker.remove()?;
     Ok(books.settled() && last.balanced())
 }
 
@@ -233,9 +231,9 @@ struct Service {
 }
 
 impl Service {
-    fn new(name: &'static str, broker: &Broker, databases: &Databases, options: &Options) -> Self {
+    fn new(name: &'static str, broker: &Server, databases: &Databases, options: &Options) -> Self {
         let variables = vec![
-            ("BROKER_URL", broker.url()),
+            ("BROKER_URL", broker_url(options.broker, broker)),
             ("ORDERS_DATABASE_URL", databases.orders_url.clone()),
             ("INVENTORY_DATABASE_URL", databases.inventory_url.clone()),
             ("FAIL_PERCENT", options.fail_percent.to_string()),
@@ -281,87 +279,17 @@ impl Service {
     }
 }
 
-/// A broker of its own, run by `scripts/services`.
-struct Broker {
-    kind: Kind,
-    port: u16,
-    home: PathBuf,
-}
-
-impl Broker {
-    fn new(kind: Kind) -> Outcome<Self> {
-        let port = free_ports(3)?;
-        let home = root().join(format!("target/services/own/{}-{}-{port}", name(kind), std::process::id()));
-        Ok(Self { kind, port, home })
-    }
-
-    fn url(&self) -> String {
-        match self.kind {
-            Kind::Rabbitmq => format!("amqp://posthouse:posthouse@127.0.0.1:{}/posthouse", self.port),
-            Kind::Kafka => format!("kafka://127.0.0.1:{}", self.port),
-        }
-    }
-
-    async fn act(&self, action: &str) -> Outcome<()> {
-        let output = Command::new(root().join("scripts/services"))
-            .args([action, name(self.kind)])
-            .env("POSTHOUSE_SERVICES_HOME", &self.home)
-            .env(format!("POSTHOUSE_{}_PORT", name(self.kind).to_uppercase()), self.port.to_string())
-            .output()
-            .await?;
-        if !output.status.success() {
-            return Err(
-                format!("scripts/services {action} {}: {}", name(self.kind), String::from_utf8_lossy(&output.stderr)).into()
-            );
-        }
-        Ok(())
-    }
-
-    async fn remove(&self) -> Outcome<()> {
-        self.act("remove").await?;
-        Ok(std::fs::remove_dir_all(&self.home)?)
-    }
-}
-
-impl Drop for Broker {
-    /// Also after an error.
-    fn drop(&mut self) {
-        if self.home.exists() {
-            let _ = std::process::Command::new(root().join("scripts/services"))
-                .args(["remove", name(self.kind)])
-                .env("POSTHOUSE_SERVICES_HOME", &self.home)
-                .env(format!("POSTHOUSE_{}_PORT", name(self.kind).to_uppercase()), self.port.to_string())
-                .output();
-            let _ = std::fs::remove_dir_all(&self.home);
-        }
-    }
-}
-
-fn name(kind: Kind) -> &'static str {
+/// Where the services find a broker of this kind.
+fn broker_url(kind: Kind, broker: &Server) -> String {
     match kind {
-        Kind::Rabbitmq => "rabbitmq",
-        Kind::Kafka => "kafka",
+        Kind::Rabbitmq => broker.url().to_owned(),
+        Kind::Kafka => format!("kafka://{}", broker.url()),
     }
 }
 
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
-
-/// That many free ports in a row, below those that outgoing connections get.
-fn free_ports(count: u16) -> Outcome<u16> {
-    for _ in 0..1_000 {
-        let first = fastrand::u16(20_000..30_000);
-        if (first..first + count).all(|port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()) {
-            return Ok(first);
-        }
-    }
-    Err("no free ports".into())
-}
-
-async fn make_topic(broker: &Broker) -> Outcome<()> {
+async fn make_topic(broker: &Server) -> Outcome<()> {
     let admin: AdminClient<DefaultClientContext> =
-        rdkafka::ClientConfig::new().set("bootstrap.servers", format!("127.0.0.1:{}", broker.port)).create()?;
+        rdkafka::ClientConfig::new().set("bootstrap.servers", broker.url()).create()?;
     let topic = NewTopic::new(TOPIC, 6, TopicReplication::Fixed(1));
     for made in admin.create_topics([&topic], &AdminOptions::new().operation_timeout(Some(Duration::from_secs(30)))).await? {
         made.map_err(|(topic, why)| format!("topic {topic}: {why}"))?;

@@ -8,8 +8,8 @@ use posthouse::{Error, Tx};
 use sqlx::Postgres as Db;
 
 use crate::inbox::{Fixture, quick, try_effect};
-use crate::support::proxy::Proxy;
 use crate::support::{Postgres, TestDb};
+use posthouse_faults::Proxy;
 
 pub(super) struct Away {
     pub(super) fixture: Fixture<Postgres>,

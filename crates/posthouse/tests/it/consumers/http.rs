@@ -19,8 +19,8 @@ use tokio::sync::{Notify, Semaphore};
 use super::away::Away;
 use super::{Bench, Feed, PATIENCE, Script, message, with};
 use crate::inbox::quick;
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{Postgres, SOON, TestDb, bounded, pending, wait_for};
+use posthouse_faults::{Mode, Proxy};
 
 /// An address at which the last receiver answers.
 #[derive(Clone)]

@@ -20,8 +20,8 @@ use super::away::Away;
 use super::{Bench, Feed, PATIENCE, Script, message, with};
 use crate::inbox::{Fixture, quick};
 use crate::support::broker::{Broker, Kind, test_url};
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{SOON, Sqlite, bounded, wait_for};
+use posthouse_faults::{Mode, Proxy};
 
 /// The name of the durable consumers.
 const DURABLE: &str = "inventory";

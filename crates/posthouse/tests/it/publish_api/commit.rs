@@ -8,8 +8,8 @@ use sqlx::Connection as _;
 
 use super::{count, destinations, insert, orders};
 use crate::relay::{Log, Recorder, quick};
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{MySql, Postgres, TestDb, on_all_databases, outbox_at};
+use posthouse_faults::{Mode, Proxy};
 
 on_all_databases!(a_connection_is_used_again_after_a_commit, a_commit_that_fails_sends_nothing);
 

@@ -8,8 +8,8 @@ use posthouse::transport::{Outcome, RabbitMqSettings, Transport};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{SOON, bounded, wait_for};
+use posthouse_faults::{Mode, Proxy};
 
 fn at(url: &str) -> RabbitMq {
     RabbitMq::new(url).expect("settings")

@@ -1,13 +1,13 @@
 //! C1: the wall clocks of instances and the time zones of their sessions decide nothing; the database's clock does.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant, SystemTime};
 
 use posthouse::store::{Backend, Coverage, Store};
 use posthouse::transport::{Delivery, from_fn};
 use posthouse::{Message, Relay};
+use posthouse_faults::{SKEW, skewing_library};
 
 use super::crash::{CHILD_LEASE, lines, spawn_with};
 use super::quick;
@@ -28,15 +28,6 @@ on_servers!(
     an_instance_five_minutes_behind_shares_like_any_other => |db| super::shares_like_any_other(db, -super::MINUTES),
     the_time_zone_of_a_session_changes_nothing => super::time_zone_changes_nothing,
 );
-
-/// The library that skews a child's clock, built with the C compiler that links Rust programs.
-fn skewing_library() -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/skewed_clock.c");
-    let built = std::env::temp_dir().join(format!("posthouse-clock-{:016x}.so", fastrand::u64(..)));
-    let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&built).args([source, "-ldl"]).status();
-    assert!(status.expect("the C compiler `cc` runs").success(), "{source} compiles");
-    built
-}
 
 /// Seconds until the next try of each message, by its id, as this machine (and so the database on it) tells the time.
 async fn waits(store: &dyn Store) -> HashMap<String, i64> {
@@ -77,8 +68,10 @@ async fn shares_like_any_other<T: TestDb>(_: std::marker::PhantomData<T>, skew: 
     let outbox = place.outbox();
     outbox.migrate().await.unwrap();
     let store = T::Db::store(outbox.pool(), outbox.tables(), Duration::from_secs(5), None);
-    let library = skewing_library();
-    let environment = [("LD_PRELOAD", library.to_str().unwrap().to_owned()), ("SKEWED_CLOCK", skew.to_string())];
+    let directory = std::env::temp_dir().join(format!("posthouse-clock-{:016x}", fastrand::u64(..)));
+    std::fs::create_dir(&directory).unwrap();
+    let library = skewing_library(&directory).unwrap();
+    let environment = [("LD_PRELOAD", library.to_str().unwrap().to_owned()), (SKEW, skew.to_string())];
     let mut child = Mortal(spawn_with::<T>("clock", &place.url, place.schema.as_deref(), 0, &environment));
     let told = lines(&mut child.0);
     let clock: i64 = told.recv_timeout(SOON).expect("its clock").strip_prefix("clock ").expect("its clock").parse().unwrap();
@@ -123,7 +116,7 @@ async fn shares_like_any_other<T: TestDb>(_: std::marker::PhantomData<T>, skew: 
     let took = killed.elapsed();
     assert!(took > CHILD_LEASE / 2 && took < CHILD_LEASE + Duration::from_secs(2), "{took:?}");
     relay.shutdown(Duration::from_secs(5)).await;
-    std::fs::remove_file(&library).unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 /// A pool whose sessions live far from UTC.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use posthouse::{Message, Relay};
 
 use super::{Log, Recorder, quick};
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{MySql, Place, Postgres, SOON, TestDb, outbox_at, pending, wait_for};
+use posthouse_faults::{Mode, Proxy};
 
 /// Relay through a proxy, publisher beside it.
 async fn outage<T: TestDb>(mode: Mode) {

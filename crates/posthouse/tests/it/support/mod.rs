@@ -3,7 +3,6 @@
 
 pub(crate) mod broker;
 pub(crate) mod certificates;
-pub(crate) mod proxy;
 mod waste;
 
 use std::time::{Duration, Instant};

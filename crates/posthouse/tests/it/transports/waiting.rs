@@ -8,7 +8,7 @@ use posthouse::transport::{KafkaLag, NatsPending, RabbitMqQueues, RabbitMqSettin
 
 use crate::support::bounded;
 use crate::support::broker::{Kind, test_url};
-use crate::support::proxy::{Mode, Proxy};
+use posthouse_faults::{Mode, Proxy};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_durable_consumer_has_messages_before_it() {

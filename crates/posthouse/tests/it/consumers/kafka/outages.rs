@@ -12,8 +12,8 @@ use super::{FromKafka, RawRecord};
 use crate::inbox::{Fixture, quick, try_effect};
 use crate::kafka::{client, create_topic, url};
 use crate::support::broker::Broker;
-use crate::support::proxy::{Mode, Proxy};
 use crate::support::{Postgres, SOON, TestDb, bounded, wait_for};
+use posthouse_faults::{Mode, Proxy};
 
 fn in_order() -> ConsumerSettings {
     let mut settings = with(4, 20);

@@ -1,8 +1,8 @@
 //! L7: what the broker is told, and when.
 
 use super::*;
-use crate::support::proxy::Mode;
 use crate::support::{Postgres, TestDb, bounded};
+use posthouse_faults::Mode;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_is_acknowledged_after_the_commit() {

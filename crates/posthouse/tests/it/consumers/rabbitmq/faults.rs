@@ -4,7 +4,7 @@ use lapin::options::QueueDeleteOptions;
 
 use super::*;
 use crate::support::bounded;
-use crate::support::proxy::Mode;
+use posthouse_faults::Mode;
 
 /// Restarted and killed with messages in hand and in the queue: each has its effect once.
 async fn restarts(queue_type: QueueType) {

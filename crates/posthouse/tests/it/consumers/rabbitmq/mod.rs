@@ -18,7 +18,7 @@ use posthouse::{QueueType, Route};
 
 use super::*;
 use crate::support::broker::{Broker, Kind, evaluate, test_url};
-use crate::support::proxy::Proxy;
+use posthouse_faults::Proxy;
 
 /// A queue of its own, gone some time after the test.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use super::answers::{Effect, behind_proxy};
 use super::*;
 use crate::support::bounded;
-use crate::support::proxy::Mode;
+use posthouse_faults::Mode;
 
 fn in_order(concurrency: u32, prefetch: u32) -> ConsumerSettings {
     let mut settings = with(concurrency, prefetch);
