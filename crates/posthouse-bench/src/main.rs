@@ -7,6 +7,7 @@
 //! | `inbox` | what an inbox costs the handler of received messages |
 //! | `relay` | messages per second from a database to a receiver, beside the receiver's and the database's own limits |
 //! | `latency` | from publish to confirmation, under a steady load |
+//! | `peers` | Posthouse beside other outboxes and job queues, from PostgreSQL to RabbitMQ |
 //! | `pages` | how fast the dashboard and the API answer on a large database |
 //!
 //! Every command prints a table; `--json` prints one object with `machine`, `command` and `rows` instead. A row that compares
@@ -27,6 +28,7 @@ mod inbox;
 mod latency;
 mod meter;
 mod pages;
+mod peers;
 mod publish;
 mod receiver;
 mod relay;
@@ -85,9 +87,45 @@ enum What {
     /// From publish to confirmation, with an embedded relay, under a load that doesn't wait for anything.
     #[command(long_about = latency::ABOUT)]
     Latency(LatencyArgs),
+    /// Posthouse beside other outboxes and job queues, in one run on one PostgreSQL and one RabbitMQ.
+    #[command(long_about = peers::ABOUT)]
+    Peers(PeersArgs),
+    /// The driver of one of them.
+    #[command(hide = true)]
+    Peer {
+        name: peers::Name,
+        config: String,
+        #[arg(long)]
+        home: Option<std::path::PathBuf>,
+        #[arg(long)]
+        java: Option<std::path::PathBuf>,
+    },
     /// How fast the dashboard and the API answer when there are N delivered messages.
     #[command(long_about = pages::ABOUT)]
     Pages(PagesArgs),
+}
+
+/// See [`peers`].
+#[derive(Debug, Args)]
+struct PeersArgs {
+    /// Messages of a backlog, and as many again while they are published.
+    #[arg(short, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(20..=1_000_000))]
+    n: u32,
+    /// Only these, separated by commas; all by default.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER")]
+    only: Vec<peers::Name>,
+    /// How long the load lasts that is measured, in seconds.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// How long it is watched with nothing to do, in seconds.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    idle: u32,
+    /// Connections that publish.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=50))]
+    publishers: u32,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(32..=65_536))]
+    payload: u32,
 }
 
 /// See [`pages`].
@@ -183,6 +221,10 @@ async fn main() {
             for (from, to) in receiver::pairs(&kinds(cli.database, &[Kind::Postgres, Kind::Mysql]), args.to, &mut report) {
                 relay::run(from, to, args, rounds, &mut report).await;
             }
+        }
+        What::Peers(args) => peers::run(args, cli.database, &mut report).await,
+        What::Peer { name, config, home, java } => {
+            return peers::serve(*name, config, home.as_deref(), java.as_deref()).await;
         }
         What::Pages(args) => pages::run(args, &mut report).await,
         What::Latency(args) => {
