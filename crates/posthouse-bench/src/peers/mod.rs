@@ -74,7 +74,7 @@ impl Name {
     /// What it promises beyond the figures, as [`GUARANTEES`] names it. Of what was measured: settings could change some.
     fn guarantees(self) -> [&'static str; 4] {
         match self {
-            Name::Posthouse => ["yes (measured without)", "houses move, 30 s", "yes", "kept until retention"],
+            Name::Posthouse => ["yes (measured without)", "houses move, 20 s", "yes", "kept until retention"],
             Name::SkipLocked => ["no", "rows stay SENDING, by hand", "no", "kept, by hand"],
             Name::GraphileWorker => ["by named queue (measured without)", "locked jobs, 4 h", "no", "deleted"],
             Name::PgBoss => ["by queue policy (measured without)", "expired jobs, 15 min", "no", "kept 7 days"],

@@ -160,7 +160,7 @@ impl<P: Peer> Publishers<P> {
                 loop {
                     let i = next.fetch_add(1, Relaxed);
                     if i >= n {
-                        return Ok(());
+                        return Ok::<_, String>(());
                     }
                     what(publishers.clone(), i).await?;
                 }

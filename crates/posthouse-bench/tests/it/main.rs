@@ -1,0 +1,3 @@
+//! Commands of the bench as a user starts them.
+
+mod peers;
