@@ -112,7 +112,7 @@ impl Peer for Debezium {
         let slot = format!("SELECT pg_create_logical_replication_slot('{}', 'pgoutput')", self.slot());
         at("slot", sqlx::query(AssertSqlSafe(slot)).execute(&self.pool).await)?;
         let name = self.home.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(name.trim_start_matches("debezium-").to_owned())
+        Ok(name.trim_start_matches("debezium-server-").to_owned())
     }
 
     async fn transaction(&self, order: i64, body: Option<String>) -> Result<(), String> {

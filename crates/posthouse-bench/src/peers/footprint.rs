@@ -106,7 +106,7 @@ impl Server {
         Ok(())
     }
 
-    /// Every peer begins with what a checkpoint and a vacuum leave, so that neither falls into one peer's time by chance.
+    /// So that a checkpoint and the full pages after it fall into every delivery alike, and into none by chance.
     pub(super) async fn settle(&self) {
         // Only a superuser may.
         let _ = sqlx::query("CHECKPOINT").execute(&self.pool).await;

@@ -16,7 +16,7 @@ use tokio::process::Command;
 
 use self::arrivals::Arrivals;
 use self::driver::{Config, Driver};
-use self::footprint::{Server, cpu};
+use self::footprint::{Counts, Server, cpu};
 use self::install::{Installed, install};
 use self::logical::Logical;
 pub(crate) use self::ours::serve;
@@ -219,6 +219,22 @@ fn command(name: Name, installed: &Installed, config: &Config) -> Result<Command
     })
 }
 
+/// The clock and the CPU times at some point.
+#[derive(Debug, Clone, Copy)]
+struct Moment {
+    /// Messages that have yet to arrive.
+    left: u64,
+    at: Instant,
+    sender: f64,
+    database: f64,
+}
+
+impl Moment {
+    fn now(left: u64, sender: Option<u32>, server: &Server) -> Self {
+        Self { left, at: Instant::now(), sender: cpu(sender), database: cpu(server.postmaster) }
+    }
+}
+
 struct Measure<'a> {
     name: Name,
     args: &'a PeersArgs,
@@ -236,7 +252,7 @@ impl Measure<'_> {
 
         say("making its tables");
         let version = driver.ask("prepare").await?["version"].as_str().unwrap_or_default().to_owned();
-        let before = self.server.counts(&self.config.database_name()).await?;
+        let before = self.counts().await?;
 
         say("comparing transactions");
         let block = (self.args.n.min(1_000) / BLOCKS).max(1);
@@ -259,17 +275,22 @@ impl Measure<'_> {
 
         say(&format!("delivering {published}"));
         let wal = self.server.wal().await?;
-        let tenth = published / 10;
-        driver.ask("run").await?;
-        self.arrivals.wait_for(tenth.max(1), PATIENCE).await?;
-        // What has arrived meanwhile isn't counted, nor is a start that takes long.
-        let counted = published - self.arrivals.waiting().await?;
-        let (started, sender, database) = (Instant::now(), cpu(driver.pid()), cpu(self.server.postmaster));
+        let whole = Moment::now(published, driver.pid(), self.server);
+        let (pid, run) = (driver.pid(), driver.ask("run"));
+        // What has arrived by then isn't counted, nor is a start that takes long.
+        let first = async {
+            self.arrivals.wait_for((published / 10).max(1), PATIENCE).await?;
+            Ok(Moment::now(published.saturating_sub(self.arrivals.waiting().await?), pid, self.server))
+        };
+        let (_, first) = futures_util::future::try_join(run, first).await?;
         self.arrivals.wait_for(published, PATIENCE).await?;
         self.confirmed(driver, published).await?;
-        let drain = counted as f64 / started.elapsed().as_secs_f64();
-        let per_thousand = |spent: f64| spent * 1_000.0 / counted as f64;
-        let (sender, database) = (per_thousand(cpu(driver.pid()) - sender), per_thousand(cpu(self.server.postmaster) - database));
+        let last = Moment::now(0, driver.pid(), self.server);
+        // So few that the first look has found most of them there.
+        let from = if first.left < published / 2 { whole } else { first };
+        let drain = from.left as f64 / (last.at - from.at).as_secs_f64();
+        let per_thousand = |from_cpu: f64, to_cpu: f64| (to_cpu - from_cpu) * 1_000.0 / from.left as f64;
+        let (sender, database) = (per_thousand(from.sender, last.sender), per_thousand(from.database, last.database));
         self.finished(driver).await?;
         let deliver_wal = (self.server.wal().await? - wal) / published as f64;
 
@@ -298,14 +319,13 @@ impl Measure<'_> {
         say("idle");
         self.finished(driver).await?;
         tokio::time::sleep(QUIET).await;
-        let idle = f64::from(self.args.idle);
-        let (counts, idle_sender, idle_database) =
-            (self.server.counts(&self.config.database_name()).await?, cpu(driver.pid()), cpu(self.server.postmaster));
-        tokio::time::sleep(Duration::from_secs_f64(idle)).await;
-        let after = self.server.counts(&self.config.database_name()).await?;
+        let (counts, before_idle) = (self.counts().await?, Moment::now(0, driver.pid(), self.server));
+        tokio::time::sleep(Duration::from_secs(u64::from(self.args.idle))).await;
+        let (after, after_idle) = (self.counts().await?, Moment::now(0, driver.pid(), self.server));
+        let idle = (after_idle.at - before_idle.at).as_secs_f64();
         let percent = |before: f64, after: f64| (after - before) * 100.0 / idle;
         let (idle_sender, idle_database) =
-            (percent(idle_sender, cpu(driver.pid())), percent(idle_database, cpu(self.server.postmaster)));
+            (percent(before_idle.sender, after_idle.sender), percent(before_idle.database, after_idle.database));
         driver.ask("stop").await?;
 
         let seen = self.arrivals.seen();
@@ -344,6 +364,11 @@ impl Measure<'_> {
             say("other databases of this server were busy meanwhile: WAL and the database's CPU are theirs, too");
         }
         Ok((version, Row { database: "postgres", what: self.name.to_string(), unit: "", compared: None, figures }))
+    }
+
+    /// The database of this peer has the name of its queue.
+    async fn counts(&self) -> Result<Counts, String> {
+        self.server.counts(&self.config.queue).await
     }
 
     /// Returns when the sender has got so many confirms.
@@ -391,13 +416,6 @@ impl Measure<'_> {
             both.1.push(since(committed.as_u64().ok_or("load: a commit without a time")?));
         }
         Ok(both)
-    }
-}
-
-impl Config {
-    /// Of its own.
-    fn database_name(&self) -> String {
-        self.queue.clone()
     }
 }
 
