@@ -108,7 +108,7 @@ const BLOCKS: u32 = 10;
 /// The start of a load, not counted, in seconds.
 const WARM_UP: f64 = 2.0;
 
-/// Before the idle time is measured, for what the load has left.
+/// Before the idle time is measured, for what the load has left; not longer than that time.
 const QUIET: Duration = Duration::from_secs(3);
 
 pub(crate) async fn run(args: &PeersArgs, only: Option<Kind>, report: &mut Report) {
@@ -318,9 +318,10 @@ impl Measure<'_> {
 
         say("idle");
         self.finished(driver).await?;
-        tokio::time::sleep(QUIET).await;
+        let watch = Duration::from_secs(u64::from(self.args.idle));
+        tokio::time::sleep(QUIET.min(watch)).await;
         let (counts, before_idle) = (self.counts().await?, Moment::now(0, driver.pid(), self.server));
-        tokio::time::sleep(Duration::from_secs(u64::from(self.args.idle))).await;
+        tokio::time::sleep(watch).await;
         let (after, after_idle) = (self.counts().await?, Moment::now(0, driver.pid(), self.server));
         let idle = (after_idle.at - before_idle.at).as_secs_f64();
         let percent = |before: f64, after: f64| (after - before) * 100.0 / idle;
