@@ -297,7 +297,7 @@ async fn run_load<DB: Rig>(publisher: &Arc<Publisher<DB>>, notes: &Arc<Notes>, p
 }
 
 /// The smallest of these, sorted, that is not less than so many of a thousand of them.
-fn percentile(sorted: &[f64], per_mille: usize) -> f64 {
+pub(crate) fn percentile(sorted: &[f64], per_mille: usize) -> f64 {
     let rank = (sorted.len() * per_mille).div_ceil(1_000);
     sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
 }

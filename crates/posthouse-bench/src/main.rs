@@ -12,6 +12,7 @@
 //! | `pinned` | whether a relay stays fast beside a transaction that doesn't end |
 //! | `fanin` | how several instances share one outbox |
 //! | `idle` | what a relay costs that has nothing to do |
+//! | `peers` | Posthouse beside other outboxes and job queues, from PostgreSQL to RabbitMQ |
 //! | `pages` | how fast the dashboard and the API answer on a large database |
 //! | `plot` | draws what other commands have written with `--out` |
 //! | `chaos` | nothing: it breaks everything while messages flow, and checks that every promise is kept |
@@ -40,6 +41,7 @@ mod latency;
 mod limits;
 mod meter;
 mod pages;
+mod peers;
 mod pinned;
 mod plot;
 mod program;
@@ -125,6 +127,19 @@ enum What {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<std::path::PathBuf>,
     },
+    /// Posthouse beside other outboxes and job queues, in one run on one PostgreSQL and one RabbitMQ.
+    #[command(long_about = peers::ABOUT)]
+    Peers(PeersArgs),
+    /// The driver of one of them.
+    #[command(hide = true)]
+    Peer {
+        name: peers::Name,
+        config: String,
+        #[arg(long)]
+        home: Option<std::path::PathBuf>,
+        #[arg(long)]
+        java: Option<std::path::PathBuf>,
+    },
     /// How fast the dashboard and the API answer when there are N delivered messages.
     #[command(long_about = pages::ABOUT)]
     Pages(PagesArgs),
@@ -201,6 +216,29 @@ struct IdleArgs {
     /// How long each is watched.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..))]
     seconds: u32,
+}
+
+/// See [`peers`].
+#[derive(Debug, Args)]
+struct PeersArgs {
+    /// Messages of a backlog, and as many again while they are published.
+    #[arg(short, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(20..=1_000_000))]
+    n: u32,
+    /// Only these, separated by commas; all by default.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER")]
+    only: Vec<peers::Name>,
+    /// How long the load lasts that is measured, in seconds.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// How long it is watched with nothing to do, in seconds.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    idle: u32,
+    /// Connections that publish.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=50))]
+    publishers: u32,
+    /// Payload bytes.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(32..=65_536))]
+    payload: u32,
 }
 
 /// See [`pages`].
@@ -321,11 +359,15 @@ async fn main() {
                 relay::run(from, to, args, rounds, &mut report).await;
             }
         }
+        What::Peers(args) => peers::run(args, cli.database, &mut report).await,
+        What::Peer { name, config, home, java } => {
+            return peers::serve(*name, config, home.as_deref(), java.as_deref()).await;
+        }
         What::Pages(args) => pages::run(args, &mut report).await,
         What::Chaos(args) => {
             let code = chaos::run(cli.database, args, &mut report).await;
             if !report.is_empty() {
-                report.print();
+                finish(&report, cli.out.as_deref());
             }
             std::process::exit(code);
         }
@@ -340,7 +382,12 @@ async fn main() {
         eprintln!("nothing was measured; {}", database::HOW_TO_SET);
         std::process::exit(3);
     }
-    if let Some(file) = &cli.out {
+    finish(&report, cli.out.as_deref());
+}
+
+/// Tells what was measured.
+fn finish(report: &report::Report, out: Option<&std::path::Path>) {
+    if let Some(file) = out {
         database::must("--out", report.write(file));
     }
     report.print();

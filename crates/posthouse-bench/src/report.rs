@@ -11,11 +11,44 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Report {
     json: bool,
     rows: Vec<Row>,
+    about: Option<About>,
     skipped: Vec<String>,
     /// What belongs to no row: in JSON.
     notes: Map<String, Value>,
     /// And for people.
     texts: Vec<String>,
+}
+
+/// What is to be known about the things measured that isn't a figure: a table of its own.
+#[derive(Debug)]
+pub(crate) struct About {
+    header: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl About {
+    pub(crate) fn new(what: &'static str, titles: impl Iterator<Item = &'static str>) -> Self {
+        Self { header: [what].into_iter().chain(titles).collect(), rows: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, name: String, texts: impl Iterator<Item = String>) {
+        self.rows.push([name].into_iter().chain(texts).collect());
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_FULL_CONDENSED);
+        table.set_header(&self.header);
+        table.add_rows(&self.rows);
+        table
+    }
+
+    fn objects(&self) -> Vec<Value> {
+        let object = |row: &Vec<String>| {
+            Value::Object(self.header.iter().map(|h| (*h).into()).zip(row.iter().map(|t| json!(t))).collect())
+        };
+        self.rows.iter().map(object).collect()
+    }
 }
 
 /// One measured line.
@@ -68,7 +101,7 @@ struct Machine {
 
 impl Report {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, rows: Vec::new(), skipped: Vec::new(), notes: Map::new(), texts: Vec::new() }
+        Self { json, rows: Vec::new(), about: None, skipped: Vec::new(), notes: Map::new(), texts: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, row: Row) {
@@ -105,6 +138,10 @@ impl Report {
         }
     }
 
+    pub(crate) fn about(&mut self, about: About) {
+        self.about = Some(about);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -119,6 +156,9 @@ impl Report {
             println!("{:#}", self.object());
         } else {
             println!("{}", self.table());
+            if let Some(about) = &self.about {
+                println!("{}", about.table());
+            }
             for why in &self.skipped {
                 println!("skipped: {why}");
             }
@@ -134,6 +174,9 @@ impl Report {
         let mut all = json!({
             "machine": machine(), "unix_seconds": unix_seconds(), "command": format!("posthouse-bench {}", command.join(" ")), "rows": rows,
         });
+        if let Some(about) = &self.about {
+            all["about"] = json!(about.objects());
+        }
         if !self.skipped.is_empty() {
             all["skipped"] = json!(self.skipped);
         }
