@@ -2,6 +2,8 @@
 
 mod alerts;
 mod api;
+#[cfg(test)]
+mod book;
 mod cli;
 mod commands;
 mod config;
@@ -41,6 +43,7 @@ async fn main() -> ExitCode {
         Command::Relay(args) => commands::relay::run(&cli.global, args).await,
         Command::Dashboard => commands::dashboard::run(&cli.global).await,
         Command::Doctor => commands::doctor::run(&cli.global).await,
+        Command::Config(args) => commands::reference::run(&cli.global, &args),
         Command::Completions { shell } => {
             commands::completions::run(shell);
             Ok(())

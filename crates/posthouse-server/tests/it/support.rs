@@ -149,7 +149,7 @@ pub(crate) fn on_mysql(url: &str, sql: String) {
     });
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
