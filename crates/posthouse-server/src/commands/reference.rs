@@ -39,7 +39,7 @@ pub(crate) fn run(global: &Global, args: &ConfigArgs) -> Result<(), Failure> {
         }
         sections.retain(|section| !section.entries.is_empty());
         if sections.is_empty() {
-            let like = suggest(asked, known.iter().map(String::as_str)).map(|like| format!("; did you mean {like}?"));
+            let like = suggest(asked, known.iter().map(String::as_str)).map(|like| format!("; did you mean {like:?}?"));
             return Err(Failure::not_so(format!("there is no key {asked:?}{}", like.unwrap_or_default())));
         }
     }

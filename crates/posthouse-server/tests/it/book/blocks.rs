@@ -7,7 +7,7 @@ use super::markdown::{Block, blocks, commands, pages, root};
 use super::sql;
 
 /// Programs of others that pages may call. What they do is tried where a page is run (`pages.rs`).
-const TOOLS: &str = "alias apt-get bash cat cd chmod chown cp curl docker echo eval export git grep helm install jq kill kubectl mkdir \
+const TOOLS: &str = "alias apt-get bash cat cd chmod chown cp curl docker echo eval export git grep helm install jq kill kubectl mdbook mkdir \
                      mv mysql mysqldump npm npx openssl pg_basebackup pg_dump pg_restore podman psql python3 rm sleep source sqlite3 \
                      sudo systemctl systemd-analyze systemd-run tar useradd zstd";
 

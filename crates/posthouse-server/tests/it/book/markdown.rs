@@ -243,6 +243,11 @@ pub(crate) fn commands(text: &str) -> Vec<Vec<String>> {
     }
     // Variables that are set for one command, and where its output goes, are no part of it.
     for words in &mut out {
+        // `NAME=$(command …)` runs the command.
+        let inner = words.first().and_then(|first| first.split_once("=$(")).map(|(_, command)| command.to_owned());
+        if let Some(command) = inner {
+            words[0] = command;
+        }
         let set = |word: &String| {
             word.split_once('=').is_some_and(|(name, _)| {
                 !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')

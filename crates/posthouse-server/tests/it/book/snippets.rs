@@ -226,7 +226,11 @@ fn the_first_lines_of_the_readme_publish() {
 /// docs/sql-contract.md: other drivers. Needs what the library's own tests need as well.
 #[test]
 fn other_drivers_publish_as_the_contract_says() {
-    async fn on_postgres(client: &mut tokio_postgres::Client, outbox: &Outbox<sqlx::Postgres>) -> Result<(), Failure> {
+    async fn on_postgres(
+        client: &mut tokio_postgres::Client,
+        outbox: &Outbox<sqlx::Postgres>,
+        order: serde_json::Value,
+    ) -> Result<(), Failure> {
         use posthouse::store::Param;
         use tokio_postgres::types::ToSql;
 
@@ -238,7 +242,6 @@ fn other_drivers_publish_as_the_contract_says() {
             }
         }
 
-        let order = json!({ "order": 7 });
         let tx = client.transaction().await?;
         tx.execute("INSERT INTO orders (id) VALUES ($1)", &[&7_i32]).await?;
         let statement = outbox.insert_statement(Message::to("inventory.deduct").key(7).json(&order))?;
@@ -248,7 +251,11 @@ fn other_drivers_publish_as_the_contract_says() {
         Ok(())
     }
 
-    async fn on_mysql(conn: &mut mysql_async::Conn, outbox: &Outbox<sqlx::MySql>) -> Result<(), Failure> {
+    async fn on_mysql(
+        conn: &mut mysql_async::Conn,
+        outbox: &Outbox<sqlx::MySql>,
+        order: serde_json::Value,
+    ) -> Result<(), Failure> {
         use mysql_async::TxOpts;
         use mysql_async::prelude::Queryable;
         use posthouse::store::Param;
@@ -261,7 +268,6 @@ fn other_drivers_publish_as_the_contract_says() {
             }
         }
 
-        let order = json!({ "order": 7 });
         let mut tx = conn.start_transaction(TxOpts::default()).await?;
         let statement = outbox.insert_statement(Message::to("inventory.deduct").key(7).json(&order))?;
         let values: Vec<_> = statement.params.into_iter().map(value).collect();
@@ -278,7 +284,7 @@ fn other_drivers_publish_as_the_contract_says() {
         outbox.migrate().await.unwrap();
         let (mut client, connection) = tokio_postgres::connect(&postgres.url, tokio_postgres::NoTls).await.unwrap();
         let connection = tokio::spawn(connection);
-        on_postgres(&mut client, &outbox).await.unwrap();
+        on_postgres(&mut client, &outbox, json!({ "order": 7 })).await.unwrap();
         let keys: Vec<String> = sqlx::query_scalar("SELECT message_key FROM posthouse_outbox").fetch_all(&pool).await.unwrap();
         assert_eq!(keys, ["7"]);
         drop(client);
@@ -289,7 +295,7 @@ fn other_drivers_publish_as_the_contract_says() {
         let outbox = Outbox::new(pool.clone());
         outbox.migrate().await.unwrap();
         let mut conn = mysql_async::Conn::from_url(&mysql.url).await.unwrap();
-        on_mysql(&mut conn, &outbox).await.unwrap();
+        on_mysql(&mut conn, &outbox, json!({ "order": 7 })).await.unwrap();
         let keys: Vec<String> = sqlx::query_scalar("SELECT message_key FROM posthouse_outbox").fetch_all(&pool).await.unwrap();
         assert_eq!(keys, ["7"]);
         conn.disconnect().await.unwrap();
@@ -302,10 +308,10 @@ fn other_drivers_publish_as_the_contract_says() {
 mod compiled {
     use std::time::Duration;
 
-    use posthouse::consumer::RabbitMqConsumer;
+    use posthouse::consumer::{Consumer, RabbitMqConsumer};
     use posthouse::inbox::HandlerError;
     use posthouse::transport::{Kafka, RabbitMq};
-    use posthouse::{Adopted, AdoptedPreset, AdoptedRelay, Inbox, Message, Outbox, Relay, Route, Tx};
+    use posthouse::{Adopted, AdoptedPreset, AdoptedRelay, ConsumerSettings, IdFrom, Inbox, Message, Outbox, Relay, Route, Tx};
     use sqlx::{MySql, PgPool, Postgres};
 
     use super::Failure;
@@ -345,6 +351,15 @@ mod compiled {
         // or KafkaConsumer, NatsConsumer, or Webhooks for a route of your axum server
         consumer.shutdown(Duration::from_secs(30)).await;
         Ok(())
+    }
+
+    /// docs/migrate-from-cap.md.
+    async fn instead_of_cap(inbox: Inbox<Postgres>) -> Result<Consumer, Failure> {
+        let mut settings = ConsumerSettings::default();
+        settings.id_from = IdFrom::Header("cap-msg-id".into());
+        let consumer = RabbitMqConsumer::new("amqp://user:password@localhost:5672", "inventory.v1")?.settings(settings);
+        let consumer = consumer.start(&inbox).await?;
+        Ok(consumer)
     }
 
     /// examples/lottery/README.md.

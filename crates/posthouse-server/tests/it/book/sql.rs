@@ -126,13 +126,13 @@ impl Place {
                     text = text.replace(&format!("ON {database}"), &format!("ON {own}."));
                     text = text.replace("ON shop.", &format!("ON {own}."));
                 }
-                format!("CREATE USER '{account}'@'%';\n{text};\nDROP USER '{account}'@'%'").replace(";\n;", ";")
+                format!("CREATE USER '{account}'@'%';\n{text}\nDROP USER '{account}'@'%'")
             }
             _ => {
                 for name in &names {
                     text = text.replace(&format!(" TO {name}"), &format!(" TO {account}"));
                 }
-                format!("BEGIN;\nCREATE ROLE {account};\n{text};\nROLLBACK")
+                format!("BEGIN;\nCREATE ROLE {account};\n{text}\nROLLBACK")
             }
         }
     }
