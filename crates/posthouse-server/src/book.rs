@@ -4,8 +4,8 @@
 #[path = "../tests/it/book/markdown.rs"]
 mod markdown;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{Command, CommandFactory};
 use toml::{Table, Value};
 
 use self::markdown::{blocks, pages, posthouse_lines, root, spans};
@@ -14,11 +14,12 @@ use crate::cli::Cli;
 #[test]
 fn every_command_line_is_understood() {
     let (mut wrong, mut tried) = (Vec::new(), 0);
+    let mut cli = Cli::command();
     for page in pages() {
         for block in blocks(&page) {
             for words in posthouse_lines(&block) {
                 tried += 1;
-                match Cli::try_parse_from(&words) {
+                match cli.try_get_matches_from_mut(&words) {
                     Err(e) if !matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
                         wrong.push(format!("{}: {}: {e}", block.place(), words.join(" ")));
                     }
@@ -33,7 +34,7 @@ fn every_command_line_is_understood() {
             for one in alternatives {
                 tried += 1;
                 let words = span.split_whitespace().map(|word| if word.contains('|') { one } else { word });
-                if let Err(why) = mentioned(&words.collect::<Vec<_>>()) {
+                if let Err(why) = mentioned(&mut cli, &words.collect::<Vec<_>>()) {
                     wrong.push(format!("{}:{line}: {span}: {why}", page.path));
                 }
             }
@@ -44,15 +45,15 @@ fn every_command_line_is_understood() {
 }
 
 /// What a sentence says about a command: perhaps without its arguments, or with names in their place.
-fn mentioned(words: &[&str]) -> Result<(), String> {
+fn mentioned(cli: &mut Command, words: &[&str]) -> Result<(), String> {
     let example = |word: &str| match word.trim_matches(['[', ']', '…', '.']) {
         "N" | "ID" | "IDS" | "ROW" => "1".to_owned(),
         "TIME" => "1h".to_owned(),
         "SHELL" => "bash".to_owned(),
         other => other.to_owned(),
     };
-    let given = Cli::try_parse_from(words).map(drop);
-    let with_examples = Cli::try_parse_from(words.iter().map(|word| example(word))).map(drop);
+    let given = cli.try_get_matches_from_mut(words).map(drop);
+    let with_examples = cli.try_get_matches_from_mut(words.iter().map(|word| example(word))).map(drop);
     let short = [
         ErrorKind::DisplayHelp,
         ErrorKind::MissingRequiredArgument,

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 use super::markdown::{Block, blocks, commands, pages, root};
 use super::sql;
@@ -147,56 +148,63 @@ fn bench(words: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// A piece of code stands in a file that is compiled or run by tests: the same but for space and, at `// …` or `# …`, what is left out.
-fn excerpt(block: &Block) -> Result<(), String> {
-    // Comments are for the reader of each; those of Rust's kind can be told from addresses.
-    let code = |line: &str| line.split_once("// ").map_or(line, |(code, _)| code).to_owned();
-    let squeezed = |text: &str| text.lines().map(code).collect::<String>().split_whitespace().collect::<String>();
-    let pieces: Vec<String> = block
-        .text
-        .split_inclusive('\n')
-        .collect::<Vec<_>>()
-        .split(|line| matches!(line.trim(), "// …" | "# …" | "…"))
-        .map(|lines| squeezed(&lines.concat()))
-        .filter(|piece| !piece.is_empty())
-        .collect();
-    let extension = match block.info.as_str() {
-        "rust" => &["rs"][..],
-        "python" => &["py"],
-        "java" => &["java"],
-        "js" | "javascript" | "typescript" => &["js", "mjs", "ts"],
-        "go" => &["go"],
-        "yaml" => &["yaml", "yml"],
-        "ini" => &["service", "ini", "conf"],
-        _ => &[""],
-    };
-    let mut files = Vec::new();
-    for dir in ["crates", "examples", "deploy"] {
-        files_below(&root().join(dir), &mut files);
-    }
-    let of_kind = |path: &&std::path::PathBuf| {
-        let named = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        extension.contains(&named) || block.info == "dockerfile"
-    };
-    let found = files.iter().filter(of_kind).any(|path| {
-        let Ok(text) = std::fs::read_to_string(path) else { return false };
-        let text = squeezed(&text);
-        let mut from = 0;
-        pieces.iter().all(|piece| text[from..].find(piece.as_str()).inspect(|at| from += at + piece.len()).is_some())
-    });
-    if found { Ok(()) } else { Err("is in no file that is compiled or run by tests, not like this".into()) }
+/// Text without space and comments. Comments are for the reader of each; those of Rust's kind can be told from addresses.
+fn squeezed(text: &str) -> String {
+    let code = text.lines().map(|line| line.split_once("// ").map_or(line, |(code, _)| code));
+    code.flat_map(str::split_whitespace).collect()
 }
 
-fn files_below(dir: &Path, out: &mut Vec<std::path::PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for entry in entries.map(Result::unwrap) {
+/// A file of code, by its extension.
+type Code = (String, String);
+
+/// The code of this repository that is compiled, run or checked by tests, squeezed; read once.
+static CODE: LazyLock<Vec<Code>> = LazyLock::new(|| {
+    let mut out = Vec::new();
+    for dir in ["crates", "examples", "deploy"] {
+        code_below(&root().join(dir), &mut out);
+    }
+    out
+});
+
+fn code_below(dir: &Path, out: &mut Vec<Code>) {
+    for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
         let path = entry.path();
         if path.is_dir() {
             if !["target", "node_modules"].iter().any(|made| entry.file_name() == *made) {
-                files_below(&path, out);
+                code_below(&path, out);
             }
-        } else if path.extension().is_none_or(|e| e != "md") {
-            out.push(path);
+            continue;
         }
+        let kind = match path.extension().and_then(|e| e.to_str()) {
+            Some("mjs" | "ts") => "js",
+            Some("yml") => "yaml",
+            Some("service" | "conf") => "ini",
+            Some(known @ ("rs" | "py" | "java" | "js" | "go" | "yaml" | "ini")) => known,
+            _ if entry.file_name() == "Containerfile" => "dockerfile",
+            _ => continue,
+        };
+        // What is no text is no code.
+        out.extend(std::fs::read_to_string(&path).ok().map(|text| (kind.to_owned(), squeezed(&text))));
     }
+}
+
+/// A piece of code stands in such a file: the same but for space and comments and, at a line `// …`, what is left out.
+fn excerpt(block: &Block) -> Result<(), String> {
+    let lines: Vec<&str> = block.text.lines().collect();
+    let pieces = lines.split(|line| matches!(line.trim(), "// …" | "# …" | "…")).map(|lines| squeezed(&lines.join("\n")));
+    let pieces: Vec<String> = pieces.filter(|piece| !piece.is_empty()).collect();
+    let kind = match block.info.as_str() {
+        "rust" => "rs",
+        "python" => "py",
+        "javascript" | "typescript" => "js",
+        other => other,
+    };
+    let has = |text: &str| {
+        let mut from = 0;
+        pieces.iter().all(|piece| text[from..].find(piece.as_str()).inspect(|at| from += at + piece.len()).is_some())
+    };
+    if CODE.iter().any(|(of, text)| of == kind && has(text)) {
+        return Ok(());
+    }
+    Err("is in no file that is compiled or run by tests, not like this".into())
 }

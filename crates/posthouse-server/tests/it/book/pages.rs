@@ -10,7 +10,8 @@
 //!
 //! Addresses and databases of the page become those of the test.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -19,16 +20,27 @@ use sqlx::Connection;
 
 use super::markdown::{Block, Page, blocks, pages};
 use super::sql::Kind;
-use crate::support::{Dir, MySqlDatabase, on_mysql, on_postgres, posthouse, run, runtime, unique, variable, wait_for};
+use crate::support::{Dir, MySqlDatabase, PATIENCE, on_mysql, on_postgres, posthouse, run, runtime, unique, variable, wait_for};
 
 /// The pages, and on which database each is followed.
-const FOLLOWED: [(&str, Kind); 5] = [
+const FOLLOWED: [(&str, Kind); 6] = [
     ("README.md", Kind::Sqlite),
     ("README.zh-CN.md", Kind::Sqlite),
+    ("docs/http-api.md", Kind::Sqlite),
     ("docs/quick-start-sqlite.md", Kind::Sqlite),
     ("docs/quick-start-postgresql.md", Kind::Postgres),
     ("docs/quick-start-mysql.md", Kind::MySql),
 ];
+
+/// What a page takes for granted: a relay with this configuration.
+const GIVEN: [(&str, &str); 1] = [(
+    "docs/http-api.md",
+    "[databases.shop]\nurl = \"sqlite:shop.db\"\n[routes.\"inventory.deduct\"]\nto = \"http://127.0.0.1:9000/\"\n\
+     [server]\nlisten = \"127.0.0.1:8420\"\ntoken = \"a-token-for-this-page\"\n",
+)];
+
+/// The token of the server that is given.
+const TOKEN: &str = "a-token-for-this-page";
 
 /// The addresses that pages write.
 const RECEIVER: &str = "9000";
@@ -73,6 +85,19 @@ impl Drop for PostgresDatabase {
         // A failed test may leave it in use; its name is never used again.
         let _ = std::thread::spawn(move || on_postgres(&url, sql)).join();
     }
+}
+
+/// Whether somebody listens there; a server of ours, whether it is ready.
+fn listens(port: u16, ours: bool) -> bool {
+    let Ok(mut conn) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+    if !ours {
+        return true;
+    }
+    let mut answer = String::new();
+    let asked = conn
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| write!(conn, "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    asked.and_then(|()| conn.read_to_string(&mut answer)).is_ok() && answer.split(' ').nth(1) == Some("200")
 }
 
 struct Stage {
@@ -125,16 +150,21 @@ impl Stage {
     }
 
     fn shell(&self, script: &str) -> Command {
-        // The variable is set already, to the test's database.
-        let set = format!("export {DATABASE}=");
-        let script: String =
-            self.own(script).lines().filter(|line| !line.starts_with(&set)).map(|line| format!("{line}\n")).collect();
+        // These are set already, to the test's own. And what a server refuses is an error here.
+        let set = |line: &str| [DATABASE, "TOKEN"].iter().any(|name| line.starts_with(&format!("export {name}=")));
+        let script: String = self.own(script).lines().filter(|line| !set(line)).map(|line| format!("{line}\n")).collect();
+        let script = if script.contains("curl ") {
+            format!("curl() {{ command curl -sS --fail-with-body \"$@\"; }}\n{script}")
+        } else {
+            script
+        };
         let program = posthouse(&self.dir);
         let mut path = vec![Path::new(program.get_program()).parent().unwrap().to_owned()];
         path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap()));
         let mut command = Command::new("bash");
         command.args(["-euo", "pipefail", "-c", script.trim()]).current_dir(self.dir.path()).stdin(Stdio::null());
-        command.env("PATH", std::env::join_paths(path).unwrap()).env(DATABASE, &self.url).env("NO_COLOR", "1");
+        command.env("PATH", std::env::join_paths(path).unwrap()).env(DATABASE, &self.url).env("TOKEN", TOKEN);
+        command.env("NO_COLOR", "1");
         for name in ["POSTHOUSE_CONFIG", "POSTHOUSE_DATABASE_URL", "RUST_LOG"] {
             command.env_remove(name);
         }
@@ -166,7 +196,7 @@ impl Stage {
         wait_for(&format!("{place}: {line} listens"), || {
             let ended = child.try_wait().unwrap();
             assert!(ended.is_none(), "{place}: {line} ended: {ended:?}\n{}", std::fs::read_to_string(&log).unwrap());
-            std::net::TcpStream::connect(("127.0.0.1", port)).ok().map(drop)
+            listens(port, line.starts_with("posthouse")).then_some(())
         });
     }
 
@@ -208,15 +238,21 @@ fn follow(path: &str) {
     let (_, kind) = FOLLOWED.iter().find(|(page, _)| *page == path).unwrap();
     let page: Page = pages().into_iter().find(|page| page.path == path).unwrap_or_else(|| panic!("{path}"));
     let all: Vec<Block> = blocks(&page).into_iter().filter(follows).collect();
-    assert!(all.len() >= 4, "{path}: nothing to follow");
+    assert!(!all.is_empty(), "{path}: nothing to follow");
     let mut stage = Stage::new(*kind);
+    if let Some((_, config)) = GIVEN.iter().find(|(page, _)| *page == path) {
+        stage.dir.write("posthouse.toml", &stage.own(config));
+        stage.start(path, "posthouse migrate\nposthouse relay");
+    }
     for block in &all {
         stage.follow(block);
     }
-    let receiver = stage.started[0].1.clone();
-    wait_for(&format!("{path}: a message arrives"), || {
-        std::fs::read_to_string(&receiver).unwrap().contains(['{', '[']).then_some(())
-    });
+    if all.iter().any(|block| block.info == "python") {
+        let receiver = stage.started[0].1.clone();
+        wait_for(&format!("{path}: a message arrives"), || {
+            std::fs::read_to_string(&receiver).unwrap().contains(['{', '[']).then_some(())
+        });
+    }
     for (child, log) in &mut stage.started {
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "{path}: a server ended: {ended:?}: {}", std::fs::read_to_string(log).unwrap());
@@ -231,6 +267,11 @@ fn the_readme_can_be_followed() {
 #[test]
 fn the_readme_in_chinese_can_be_followed() {
     follow("README.zh-CN.md");
+}
+
+#[test]
+fn what_the_page_about_the_api_asks_for_is_served() {
+    follow("docs/http-api.md");
 }
 
 #[test]
