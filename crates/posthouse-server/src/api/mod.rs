@@ -7,6 +7,7 @@ mod groups;
 mod inbox;
 mod messages;
 mod publish;
+mod retention;
 mod system;
 mod views;
 
@@ -113,6 +114,7 @@ fn parts() -> (Router<Arc<Served>>, OpenApi) {
         .routes(routes!(system::houses))
         .routes(routes!(system::instances))
         .routes(routes!(system::audit))
+        .routes(routes!(retention::standing_of))
         .routes(routes!(messages::list, publish::publish))
         .routes(routes!(messages::count))
         .routes(routes!(messages::show))

@@ -16,6 +16,7 @@ use super::relay::Signals;
 use crate::cli::{Global, RetentionCommand};
 use crate::database::Database;
 use crate::failure::Failure;
+use crate::ops::retention::{Standing, fate, standing};
 use crate::output::{self, clean, count};
 
 /// How long `--dry-run` counts.
@@ -244,68 +245,52 @@ fn print_plan(name: &str, settings: &RetentionSettings, plan: &Plan) {
 }
 
 async fn status(global: &Global, databases: &[Database], limit: u32) -> Result<(), Failure> {
-    let (mut told, mut failures) = (Vec::new(), Vec::new());
+    let (mut lines, mut failures) = (Vec::new(), Vec::new());
     for database in databases {
-        match status_of(database, limit).await {
-            Ok(line) => {
+        match standing_of(database, limit).await {
+            Ok(standing) => {
                 if !global.json {
-                    print_status(database, &line);
+                    print_status(database, &standing);
                 }
-                told.push(line.json(database));
+                lines.push(told(database, &standing));
             }
             Err(failure) => {
-                told.push(json!({ "database": database.name, "error": failure.text }));
+                lines.push(json!({ "database": database.name, "error": failure.text }));
                 failures.push(failure);
             }
         }
     }
     if global.json {
-        output::json(&json!({ "databases": told }));
+        output::json(&json!({ "databases": lines }));
     }
     all(failures, global.json)
 }
 
-/// How retention stands in a database.
-struct Status {
-    partitions: Option<Vec<Partition>>,
-    retired: Vec<posthouse::store::Retired>,
-    archives: Vec<posthouse::store::ArchiveRow>,
+/// As JSON, for programs.
+fn told(database: &Database, standing: &Standing) -> Value {
+    let sent = database.retention_settings().and_then(|s| s.sent);
+    let partitions: Option<Vec<Value>> = standing.partitions.as_ref().map(|partitions| {
+        let line = |p: &Partition| {
+            let mut line = json!(p);
+            line["over"] = sent.is_some_and(|term| p.is_over(term)).into();
+            line
+        };
+        partitions.iter().map(line).collect()
+    });
+    let term = |d: Duration| humantime::format_duration(d).to_string();
+    json!({
+        "database": database.name, "configured": database.retention_settings().is_some(), "sent": sent.map(term),
+        "archive": database.retention_settings().and_then(|s| s.archive.clone()), "partitions": partitions,
+        "retired": standing.retired, "archives": standing.archives,
+    })
 }
 
-impl Status {
-    fn json(&self, database: &Database) -> Value {
-        let sent = database.retention_settings().and_then(|s| s.sent);
-        let partitions: Option<Vec<Value>> = self.partitions.as_ref().map(|partitions| {
-            let line = |p: &Partition| {
-                let mut line = json!(p);
-                line["over"] = sent.is_some_and(|term| p.is_over(term)).into();
-                line
-            };
-            partitions.iter().map(line).collect()
-        });
-        let term = |d: Duration| humantime::format_duration(d).to_string();
-        json!({
-            "database": database.name, "configured": database.retention_settings().is_some(), "sent": sent.map(term),
-            "archive": database.retention_settings().and_then(|s| s.archive.clone()), "partitions": partitions,
-            "retired": self.retired, "archives": self.archives,
-        })
-    }
-}
-
-async fn status_of(database: &Database, limit: u32) -> Result<Status, Failure> {
+async fn standing_of(database: &Database, limit: u32) -> Result<Standing, Failure> {
     let (store, ..) = database.ready().await?;
-    let retention = store.retention();
-    let read = async {
-        Ok::<_, posthouse::Error>(Status {
-            partitions: retention.partitions().await?,
-            retired: retention.retired(limit).await?,
-            archives: retention.archives(&ArchiveFilter { limit, ..ArchiveFilter::default() }).await?,
-        })
-    };
-    read.await.map_err(|e| database.failure(&e))
+    standing(&*store, limit, None).await.map_err(|e| database.failure(&e))
 }
 
-fn print_status(database: &Database, status: &Status) {
+fn print_status(database: &Database, status: &Standing) {
     let settings = database.retention_settings();
     let name = clean(&database.name);
     match settings {
@@ -322,19 +307,13 @@ fn print_status(database: &Database, status: &Status) {
         Some(partitions) => {
             let mut table = output::table(&["partition", "first id", "rows (about)", "size", "newest", "next"]);
             for p in partitions {
-                let over = settings.and_then(|s| s.sent).is_some_and(|term| p.is_over(term));
-                let next = match (over, p.current) {
-                    (true, _) => "goes",
-                    (_, true) => "current",
-                    _ => "stays",
-                };
                 table.add_row([
                     right(p.number.to_string()),
                     right(p.low.to_string()),
                     right(p.rows.map_or_else(|| "?".into(), |n| n.to_string())),
                     right(p.bytes.map(output::bytes).unwrap_or_default()),
                     Cell::new(p.newest_ms.map_or_else(|| "(empty)".into(), output::relative)),
-                    Cell::new(next),
+                    Cell::new(fate(p, settings.and_then(|s| s.sent))),
                 ]);
             }
             output::print_table(table);

@@ -9,6 +9,7 @@
 //! | `houses.rs` | houses and instances |
 //! | `groups.rs` | groups and their runs |
 //! | `alerts.rs` | what fires, silences, rules, what happened |
+//! | `retention.rs` | what goes, what went, and where to |
 //! | `audit.rs` | who did what |
 //! | `events.rs`, `history.rs` | what is new, as it comes; what was |
 //! | `view.rs` | what all pages are made of |
@@ -29,6 +30,7 @@ mod inbox;
 mod messages;
 mod overview;
 mod payload;
+mod retention;
 mod view;
 
 use std::sync::Arc;
@@ -73,6 +75,7 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/runs", get(groups::runs))
         .route("/alerts", get(alerts::page))
         .route("/alerts/act", post(alerts::act))
+        .route("/retention", get(retention::page))
         .route("/audit", get(audit::page))
 }
 

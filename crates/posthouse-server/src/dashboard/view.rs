@@ -22,11 +22,13 @@ pub(super) enum Place {
     Houses,
     Groups,
     Alerts,
+    Retention,
     Audit,
 }
 
 impl Place {
-    const ALL: [Self; 7] = [Self::Overview, Self::Messages, Self::Inbox, Self::Houses, Self::Groups, Self::Alerts, Self::Audit];
+    const ALL: [Self; 8] =
+        [Self::Overview, Self::Messages, Self::Inbox, Self::Houses, Self::Groups, Self::Alerts, Self::Retention, Self::Audit];
 
     fn name(self) -> &'static str {
         match self {
@@ -36,6 +38,7 @@ impl Place {
             Self::Houses => "Houses",
             Self::Groups => "Groups",
             Self::Alerts => "Alerts",
+            Self::Retention => "Retention",
             Self::Audit => "Audit",
         }
     }
@@ -48,6 +51,7 @@ impl Place {
             Self::Houses => "/houses",
             Self::Groups => "/groups",
             Self::Alerts => "/alerts",
+            Self::Retention => "/retention",
             Self::Audit => "/audit",
         }
     }
@@ -231,8 +235,8 @@ pub(super) fn badge(status: &str) -> Badge {
     let kind = match status {
         "FAILED" | "LOST" | "TIMEOUT" | "FIRING" | "down" | "expired" => "bad",
         "SENDING" | "RETRYING" | "PENDING_RETRY" | "RUNNING" | "REQUESTED" | "blocked" | "STOPPED" | "DISCARDED" | "paused"
-        | "pending" | "silenced" => "warn",
-        "SENT" | "SUCCESS" | "DONE" | "ok" | "live" => "good",
+        | "pending" | "silenced" | "goes" => "warn",
+        "SENT" | "SUCCESS" | "DONE" | "ok" | "live" | "current" => "good",
         _ => "plain",
     };
     Badge { text: shown(status), kind }

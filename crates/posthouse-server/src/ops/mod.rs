@@ -9,6 +9,7 @@ pub(crate) mod groups;
 pub(crate) mod inbox;
 pub(crate) mod messages;
 pub(crate) mod payload;
+pub(crate) mod retention;
 
 use posthouse::{Error, ErrorKind};
 

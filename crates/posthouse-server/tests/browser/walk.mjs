@@ -282,7 +282,7 @@ try {
   const pages = {
     overview: "/", messages: "/messages?db=main&key=order-7", message: `/messages/${FAILED - 1}?db=main`,
     inbox: "/inbox?db=main&status=FAILED", received: "/inbox/message?db=main&consumer=inventory&id=failed-7", houses: "/houses?db=main",
-    groups: "/groups?db=main", runs: "/runs?db=main", alerts: "/alerts?db=main", audit: "/audit?db=main", down: "/messages?db=gone", missing: "/messages/99999999?db=main",
+    groups: "/groups?db=main", runs: "/runs?db=main", alerts: "/alerts?db=main", retention: "/retention?db=main", audit: "/audit?db=main", down: "/messages?db=gone", missing: "/messages/99999999?db=main",
   };
   for (const [kind, screen] of [["wide", wide], ["narrow", narrow]]) {
     const one = await fresh(screen);

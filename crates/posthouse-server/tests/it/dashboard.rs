@@ -109,6 +109,7 @@ fn whatever_is_stored_is_shown_as_text() {
          INSERT INTO \"{s}\".posthouse_alert (rule, subject, firing, since, value, threshold, detail, seen_at) VALUES (left({0}, 60), {0}, true, now(), 1, 1, {0}, now()); \
          INSERT INTO \"{s}\".posthouse_alert_event (rule, subject, kind, since, value, threshold, instance, silenced) VALUES ({0}, {0}, 'FIRED', now(), 1, 1, {0}, false); \
          INSERT INTO \"{s}\".posthouse_alert_silence (rule, subject, ends_at, actor, reason) VALUES ({0}, '', now() + interval '1 hour', {0}, {0}); \
+         INSERT INTO \"{s}\".posthouse_archive (location, shelf, low, high, amount, bytes, sha256) VALUES ({0}, {0}, 1, 2, 3, 4, {0}); \
          INSERT INTO \"{s}\".posthouse_run (group_name, cause, status, instance, error) VALUES ({0}, {0}, 'FAILED', {0}, {0}); \
          INSERT INTO \"{s}\".posthouse_inbox (consumer, message_id, status, type, source, message_key, content_type, headers, payload, last_error, next_attempt_at) \
             VALUES ({0}, {0}, 'FAILED', {0}, {1}, {0}, {0}, {1}, convert_to({0}, 'UTF8'), {0}, '9999-12-31')",
@@ -138,6 +139,7 @@ fn whatever_is_stored_is_shown_as_text() {
         "/groups",
         "/runs",
         "/alerts",
+        "/retention",
         "/audit",
     ];
     for path in pages {
@@ -265,7 +267,7 @@ fn a_database_that_is_down_is_said_to_be_and_the_others_go_on() {
         (body.contains("panel bad") && body.contains("orders")).then_some(body)
     });
     assert!(overview.contains("<strong>gone</strong>") && !overview.contains("hidden@"), "{overview}");
-    for path in ["messages", "inbox", "houses", "groups", "runs", "audit"] {
+    for path in ["messages", "inbox", "houses", "groups", "runs", "retention", "audit"] {
         let began = Instant::now();
         let body = page(&running, &format!("/{path}?db=gone"));
         assert!(body.contains("role=\"alert\"") && !body.contains("hidden@"), "{path}: {body}");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Dir, Schema, on_postgres, ph, posthouse, run};
+use crate::support::{Client, Dir, Running, Schema, on_postgres, ph, posthouse, run, wait_for};
 
 /// Migrated tables with one message of each kind, and what `rest` adds.
 fn received(rest: &str) -> (Dir, Schema) {
@@ -157,6 +157,74 @@ fn bulk_work_goes_through_all_pages_and_asks_first() {
     ph(&dir, &["inbox", "skip", "--all", "--status", "SUCCESS", "--yes"]).code(2);
     ph(&dir, &["inbox", "requeue", "--all", "--status", "RETRYING", "--yes"]).code(2);
     ph(&dir, &["inbox", "requeue", "--all", "--yes"]).code(2);
+}
+
+#[test]
+fn the_api_shows_and_acts_on_what_was_received() {
+    let (dir, schema) = received(
+        "INSERT INTO {inbox} (consumer, message_id, status, type, payload, next_attempt_at) \
+         SELECT 'orders', 'm' || n, 'FAILED', 'even', '7', '9999-12-31 00:00Z' FROM generate_series(1, 30) n",
+    );
+    dir.write(
+        "posthouse.toml",
+        &schema
+            .config("\n[server]\nlisten = \"127.0.0.1:0\"\ntoken = \"0123456789abcdef\"\nviewer_token = \"fedcba9876543210\"\n"),
+    );
+    let relay = Running::start(&mut posthouse(&dir));
+    let client = Client::new(&relay.address).bearer("0123456789abcdef").with("x-actor", "mia");
+    let url = "/api/v1/databases/main/inbox";
+
+    let page = client.get(&format!("{url}?limit=2")).status(200).json();
+    assert_eq!(
+        (ids(&page), &page["next_after"]),
+        (vec!["billing/done".to_owned(), "inventory/done".into()], &json!({ "consumer": "inventory", "message_id": "done" }))
+    );
+    let next = client.get(&format!("{url}?limit=2&after_consumer=inventory&after_id=done")).status(200).json();
+    assert_eq!(ids(&next), ["inventory/failed", "inventory/odd"]);
+    for wrong in ["?after_consumer=inventory", "?limit=0", "?status=SENT", "?within_ms=0", "?colour=red"] {
+        client.get(&format!("{url}{wrong}")).status(400);
+    }
+    let found = client.get(&format!("{url}?text=out+of+stock")).status(200).json();
+    assert_eq!(ids(&found), ["inventory/failed"]);
+    let count = |filter: &str| client.get(&format!("{url}/count?{filter}")).status(200).json();
+    assert_eq!(count("status=FAILED&consumer=orders"), json!({ "messages": 30, "more": false }));
+
+    let shown = client.get(&format!("{url}/inventory/failed")).status(200).json();
+    assert_eq!((&shown["status"], &shown["payload"]["form"], &shown["attempts"]), (&json!("FAILED"), &json!("json"), &json!(5)));
+    let raw = client.get(&format!("{url}/inventory/failed/payload")).status(200);
+    assert_eq!((raw.text.as_str(), raw.header("content-type")), ("{\"z\":1.00,\"a\":[ ]}", "application/octet-stream"));
+    client.get(&format!("{url}/inventory/done/payload")).status(404);
+    client.get(&format!("{url}/inventory/nope")).status(404);
+
+    let act = |verb: &str, ids: Value| client.post(&format!("{url}/{verb}"), &json!({ "consumer": "inventory", "ids": ids }));
+    let changed = act("requeue", json!(["failed", "done"])).status(200).json();
+    assert_eq!((&changed["changed"], &changed["unchanged"]), (&json!(["failed"]), &json!(["done"])));
+    let changed = act("skip", json!(["waiting"])).status(200).json();
+    assert_eq!(changed["changed"], json!(["waiting"]));
+    act("requeue", json!([])).status(400);
+    let shown = client.get(&format!("{url}/inventory/waiting")).json();
+    assert_eq!((&shown["status"], &shown["last_error"]), (&json!("FAILED"), &json!("busy; skipped by mia (token)")));
+    let viewer = Client::new(&relay.address).bearer("fedcba9876543210");
+    viewer.post(&format!("{url}/skip"), &json!({ "consumer": "inventory", "ids": ["odd"] })).status(403);
+    viewer.get(&format!("{url}/inventory/failed/payload")).status(403);
+
+    let filter = json!({ "status": "FAILED", "consumer": "orders" });
+    let bulk = |confirmed: Value| {
+        client.post(&format!("{url}/bulk"), &json!({ "action": "requeue", "filter": filter, "confirmed": confirmed }))
+    };
+    client
+        .post(&format!("{url}/bulk"), &json!({ "action": "requeue", "filter": {}, "confirmed": { "messages": 1 } }))
+        .status(400);
+    let started = bulk(json!({ "messages": 30 })).status(202).json();
+    let ended = wait_for("it is done", || {
+        let told = client.get(&format!("/api/v1/bulk/{}", started["id"])).status(200).json();
+        told["finished"].as_bool().unwrap().then_some(told)
+    });
+    assert_eq!((&ended["changed"], &ended["error"]), (&json!(30), &Value::Null), "{ended}");
+    assert_eq!(count("status=PENDING_RETRY&consumer=orders")["messages"], 30);
+    let audit = client.get("/api/v1/databases/main/audit?actor=mia+(token)&limit=100").status(200).json();
+    let actions: Vec<&str> = audit["lines"].as_array().unwrap().iter().filter_map(|l| l["action"].as_str()).collect();
+    assert!(actions.iter().any(|a| a.contains("requeue")) && actions.iter().any(|a| a.contains("skip")), "{actions:?}");
 }
 
 #[test]

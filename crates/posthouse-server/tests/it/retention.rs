@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Dir, Running, Schema, on_postgres, ph, posthouse, run, wait_for};
+use crate::support::{Client, Dir, Running, Schema, on_postgres, ph, posthouse, run, wait_for};
 
 const OPEN: &str = "\n[routes.orders]\nto = \"https://orders.example/\"\n";
 
@@ -83,17 +83,42 @@ fn what_is_over_its_term_goes_and_can_be_looked_at() {
 fn the_relay_does_it_by_itself() {
     let (dir, schema) = (Dir::new(), Schema::new());
     let rest = format!(
-        "{OPEN}[server]\nlisten = \"127.0.0.1:0\"\n[databases.main.retention]\nevery = \"1s\"\n[retention]\nsent = \"1h\"\n"
+        "{OPEN}[server]\nlisten = \"127.0.0.1:0\"\n[databases.main.retention]\nevery = \"1s\"\n[retention]\nsent = \"1h\"\n\
+         archive = \"file://{}\"\n",
+        dir.path().join("old").display()
     );
     dir.write("posthouse.toml", &schema.config(&rest));
     ph(&dir, &["migrate"]).code(0);
     old(&dir, &schema, 2);
-    let _relay = Running::start(&mut posthouse(&dir));
+    let relay = Running::start(&mut posthouse(&dir));
     let left = wait_for("old messages to go", || {
         let left = ph(&dir, &["messages", "list", "--json"]).code(0).json();
         Some(left["messages"].as_array().unwrap().len()).filter(|n| *n < 3)
     });
     assert_eq!(left, 1);
+
+    // The API and the page show it.
+    let client = Client::new(&relay.address);
+    let url = "/api/v1/databases/main/retention";
+    let told = wait_for("the file to be told", || {
+        let told = client.get(url).status(200).json();
+        told["files"][0]["removed_ms"].is_i64().then_some(told)
+    });
+    let of = |field: &str| told[field].clone();
+    assert_eq!((of("configured"), of("sent_seconds"), of("next_before")), (json!(true), json!(3600), Value::Null));
+    assert_eq!((&told["partitions"][0]["next"], &of("retired")), (&json!("current"), &json!([])));
+    let messages: i64 = told["files"].as_array().unwrap().iter().map(|f| f["messages"].as_i64().unwrap()).sum();
+    assert_eq!(messages, 2, "{told}");
+    let first = client.get(&format!("{url}?limit=1")).status(200).json();
+    let behind = client.get(&format!("{url}?limit=1&before={}", first["next_before"])).status(200).json();
+    assert_eq!(behind["files"].as_array().unwrap().len(), told["files"].as_array().unwrap().len() - 1, "{behind}");
+    client.get(&format!("{url}?limit=0")).status(400);
+    client.get("/api/v1/databases/other/retention").status(404);
+    let page = client.get("/retention").status(200).text;
+    let location = told["files"][0]["location"].as_str().unwrap();
+    for text in [location, "1h", "for ever", "current", "None yet."] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
 }
 
 #[test]

@@ -331,10 +331,11 @@ async fn a_silent_connection_is_given_up() {
     proxy.set(Mode::Silent);
     let started = std::time::Instant::now();
     let error = unavailable(deliver(&nats, message(), to(&stream, "a"), Duration::from_secs(1)).await).error;
-    assert!(error.contains("no acknowledgement") && started.elapsed() < Duration::from_secs(2), "{error}");
+    assert!(error.contains("no acknowledgement") && started.elapsed() < PATIENCE / 2, "{error}");
     // Well before this deadline the pings tell; the new connection is silent too.
+    let started = std::time::Instant::now();
     let error = unavailable(deliver(&nats, message(), to(&stream, "a"), PATIENCE).await).error;
-    assert!(started.elapsed() < Duration::from_secs(15), "{error}");
+    assert!(started.elapsed() < PATIENCE * 3 / 4, "{error}");
     proxy.set(Mode::Open);
     assert_eq!(deliver(&nats, message(), to(&stream, "a"), PATIENCE).await, Outcome::Delivered);
 
@@ -342,7 +343,9 @@ async fn a_silent_connection_is_given_up() {
     proxy.set(Mode::Unanswered);
     let started = std::time::Instant::now();
     let error = unavailable(deliver(&nats, message(), to(&stream, "a"), PATIENCE).await).error;
-    assert!(error.contains("lost before the acknowledgement came") && started.elapsed() < PATIENCE / 2, "{error}");
+    // The end may be noticed while sending, while waiting, or by the connection that was to follow.
+    let told = ["lost before the acknowledgement came", "broke", "can't connect"].iter().any(|text| error.contains(text));
+    assert!(told && started.elapsed() < PATIENCE / 2, "{error}");
     proxy.set(Mode::Open);
     assert_eq!(deliver(&nats, message(), to(&stream, "a"), PATIENCE).await, Outcome::Delivered);
     nats.close().await;

@@ -40,7 +40,7 @@ async fn a_memory_alarm_spends_no_attempt_and_ends() {
         // The next is answered at once.
         let started = Instant::now();
         says(unavailable(&send(&transport, &to).await), &["blocks publishing"]);
-        assert!(started.elapsed() < Duration::from_secs(1));
+        assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
 
         administer(&broker, NO_ALARM).await;
         wait_for("unblocked", SOON, async || transport.blocked().is_none()).await;

@@ -201,7 +201,8 @@ pub(crate) async fn wait_for(what: &str, deadline: Duration, mut condition: impl
             return;
         }
         assert!(started.elapsed() < deadline, "waited {deadline:?} in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        // Soon at first, then less and less often: asking costs the processors that others wait for.
+        tokio::time::sleep((started.elapsed() / 10).clamp(Duration::from_millis(5), Duration::from_millis(50))).await;
     }
 }
 
