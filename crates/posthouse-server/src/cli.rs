@@ -117,6 +117,8 @@ pub(crate) enum Command {
     /// Look at databases, brokers and the relay, and say what is wrong and what to do about it; changes nothing
     #[command(after_help = DOCTOR)]
     Doctor,
+    /// Explain the keys of the configuration file: type, default, limits, meaning
+    Config(ConfigArgs),
     /// Print a script that completes commands and options, for a shell to read
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -138,6 +140,15 @@ pub(crate) struct RelayArgs {
     /// When told to stop: how long messages in flight may take to finish
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub(crate) drain: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    /// Only this key, or those below it, such as relay.lease or routes.orders.retry
+    pub(crate) key: Option<String>,
+    /// As the page of the documentation
+    #[arg(long, conflicts_with = "key")]
+    pub(crate) markdown: bool,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,8 @@
 
 mod alerts;
 mod api;
+#[cfg(test)]
+mod book;
 mod cli;
 mod commands;
 mod config;
@@ -42,6 +44,7 @@ async fn main() -> ExitCode {
         Command::Dashboard => commands::dashboard::run(&cli.global).await,
         Command::Health { live } => commands::health::run(&cli.global, live).await,
         Command::Doctor => commands::doctor::run(&cli.global).await,
+        Command::Config(args) => commands::reference::run(&cli.global, &args),
         Command::Completions { shell } => {
             commands::completions::run(shell);
             Ok(())

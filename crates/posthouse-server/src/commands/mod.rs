@@ -13,6 +13,7 @@ pub(crate) mod messages;
 pub(crate) mod migrate;
 pub(crate) mod payload;
 pub(crate) mod publish;
+pub(crate) mod reference;
 pub(crate) mod relay;
 pub(crate) mod retention;
 pub(crate) mod runs;

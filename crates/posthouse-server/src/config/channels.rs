@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 use toml::{Table, Value};
 use url::Url;
 
+use super::keys::{self, Keys};
 use super::problem::{Problem, join};
 use super::redact::REDACTED;
 use super::shape::{Shape, Walk, suggest};
@@ -136,28 +137,7 @@ impl ChannelKind {
     }
 }
 
-const KINDS: [&str; 7] = ["webhook", "slack", "dingtalk", "feishu", "wecom", "smtp", "log"];
-
-macro_rules! keys {
-    ($($key:expr),* $(,)?) => {
-        Shape::Table(&[("kind", Shape::Text), ("template", Shape::Text), ("timeout", Shape::Duration), $($key),*])
-    };
-}
-
-const WEBHOOK: Shape = keys![("url", Shape::Secret), ("signing_keys", Shape::Secrets), ("headers", Shape::Named(&Shape::Secret))];
-const PLAIN: Shape = keys![("url", Shape::Secret)];
-const SIGNED: Shape = keys![("url", Shape::Secret), ("secret", Shape::Secret)];
-const SMTP: Shape = keys![
-    ("host", Shape::Text),
-    ("port", Shape::Whole(1, u16::MAX as i64)),
-    ("tls", Shape::OneOf(&["starttls", "tls", "none"])),
-    ("from", Shape::Text),
-    ("to", Shape::Texts),
-    ("username", Shape::Text),
-    ("password", Shape::Secret),
-    ("ca_file", Shape::Text),
-];
-const LOG: Shape = keys![];
+pub(super) const KINDS: [&str; 7] = ["webhook", "slack", "dingtalk", "feishu", "wecom", "smtp", "log"];
 
 impl ChannelConfig {
     /// The one that there is where none is configured.
@@ -210,6 +190,17 @@ pub(super) fn section(walk: &mut Walk<'_>, value: Option<Value>) -> (BTreeMap<St
     (sound, broken)
 }
 
+/// What the table of a channel of this kind may hold.
+pub(super) fn keys_of(kind: &str) -> Keys {
+    match kind {
+        "webhook" => keys::WEBHOOK,
+        "dingtalk" | "feishu" => keys::SIGNED,
+        "smtp" => keys::SMTP,
+        "log" => keys::LOG,
+        _ => keys::PLAIN,
+    }
+}
+
 /// One channel; None when what is wrong with it has been told.
 fn one(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<ChannelConfig> {
     let at = join("channels", name);
@@ -237,14 +228,7 @@ fn one(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<ChannelConfig> {
             return None;
         }
     };
-    let shape = match kind.as_str() {
-        "webhook" => &WEBHOOK,
-        "dingtalk" | "feishu" => &SIGNED,
-        "smtp" => &SMTP,
-        "log" => &LOG,
-        _ => &PLAIN,
-    };
-    walk.table(&at, shape, &mut table);
+    walk.table(&at, &Shape::Table(keys_of(&kind)), &mut table);
     let mut section = Section { walk, at: &at, table: &table };
     let template = section.text("template");
     if let Some(why) = template.as_deref().and_then(notice::problem) {

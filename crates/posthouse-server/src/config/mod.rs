@@ -5,9 +5,11 @@ mod channels;
 pub(crate) mod check;
 mod expand;
 mod groups;
+mod keys;
 mod masks;
 mod problem;
 mod redact;
+pub(crate) mod reference;
 mod secret;
 mod server;
 mod shape;
@@ -39,8 +41,8 @@ use self::problem::join;
 pub(crate) use self::redact::url as redact_url;
 pub(crate) use self::secret::Secret;
 pub(crate) use self::server::ServerConfig;
-use self::shape::Walk;
 pub(crate) use self::shape::suggest;
+use self::shape::{Shape, Walk};
 #[cfg(feature = "otlp")]
 pub(crate) use self::telemetry::TelemetryConfig;
 pub(crate) use self::transport::TransportConfig;
@@ -246,9 +248,9 @@ fn syntax(text: &str, e: &toml::de::Error) -> Problem {
     Problem::new(place, None, format!("is not TOML: {}", e.message())).fix("strings stand in quotes, tables are [like.this]")
 }
 
-fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, Vec<Problem>> {
+pub(crate) fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, Vec<Problem>> {
     let mut walk = Walk::new(env);
-    walk.table("", &shape::FILE, &mut table);
+    walk.table("", &Shape::Table(keys::FILE), &mut table);
     let transports = transports(&mut walk, table.remove("transports"));
     let named: Vec<String> =
         table.get("databases").and_then(Value::as_table).map(|t| t.keys().cloned().collect()).unwrap_or_default();
@@ -449,7 +451,7 @@ fn one_transport(walk: &mut Walk<'_>, name: &str, value: Value) -> Option<Transp
         return None;
     }
     let before = walk.problems.len();
-    walk.table(&at, &kind.shape, &mut table);
+    walk.table(&at, &Shape::Table(kind.keys), &mut table);
     let watched = watch::take(walk, &at, kind.name(), &mut table);
     if !watched.is_empty() {
         walk.watch.insert(name.to_owned(), watched);

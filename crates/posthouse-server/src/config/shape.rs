@@ -1,12 +1,12 @@
-//! Which keys there are and what each may hold, so that every mistake is found at once and told in our own words.
-//!
-//! Values are the library's types in the end; a test below keeps this list and those types together.
+//! What a key may hold, and the walk over a file by the keys of `keys.rs`, so that every mistake is found at once and told in our
+//! own words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use toml::{Table, Value};
 
 use super::expand::expand;
+use super::keys::Keys;
 use super::problem::{Problem, join};
 use super::redact::{self, REDACTED};
 use super::watch::Watches;
@@ -49,248 +49,6 @@ pub(super) enum Shape {
     /// A table with names of the user's own.
     Named(&'static Shape),
 }
-
-type Keys = &'static [(&'static str, Shape)];
-
-const U32: Shape = Shape::Whole(0, u32::MAX as i64);
-const SIZE: Shape = Shape::Whole(0, i64::MAX);
-
-const RETRY: Keys = &[("max_attempts", U32), ("base", Shape::Duration), ("factor", Shape::Number), ("cap", Shape::Duration)];
-const HTTP_ROUTE: Keys = &[
-    ("method", Shape::Text),
-    ("content_type", Shape::Text),
-    ("authorization", Shape::Secret),
-    ("headers", Shape::Named(&Shape::Secret)),
-    ("signing_keys", Shape::Secrets),
-];
-const CLOUDEVENTS: Keys =
-    &[("mode", Shape::OneOf(&["binary", "structured"])), ("source", Shape::Text), ("default_type", Shape::Text)];
-const RABBITMQ_ROUTE: Keys = &[
-    ("persistent", Shape::Bool),
-    ("priority", Shape::Whole(0, u8::MAX as i64)),
-    ("expiration", Shape::Duration),
-    ("app_id", Shape::Text),
-    ("headers", Shape::Named(&Shape::Any)),
-    ("declare", Shape::Bool),
-    ("exchange_type", Shape::OneOf(&["topic", "direct", "fanout", "headers"])),
-    ("queue", Shape::Text),
-    ("queue_type", Shape::OneOf(&["classic", "quorum"])),
-];
-const ROUTE: Keys = &[
-    ("to", Shape::Url),
-    ("retry", Shape::Table(RETRY)),
-    ("ordering", Shape::OneOf(&["strict", "pipelined", "none"])),
-    ("on_exhausted", Shape::OneOf(&["block", "skip"])),
-    ("concurrency", U32),
-    ("rate", Shape::Number),
-    ("cloudevents", Shape::Table(CLOUDEVENTS)),
-    ("http", Shape::Table(HTTP_ROUTE)),
-    ("rabbitmq", Shape::Table(RABBITMQ_ROUTE)),
-];
-const RELAY: Keys = &[
-    ("instance", Shape::Text),
-    ("lease", Shape::Duration),
-    ("heartbeat", Shape::Duration),
-    ("send_timeout", Shape::Duration),
-    ("lease_margin", Shape::Duration),
-    ("idle_poll", Shape::Duration),
-    ("near_sweep", Shape::Duration),
-    ("full_sweep", Shape::Duration),
-    ("database_timeout", Shape::Duration),
-    ("batch", U32),
-    ("memory", SIZE),
-    ("max_claims", U32),
-    ("runs_retention", Shape::Duration),
-    ("default_route", Shape::Table(ROUTE)),
-];
-const TRIGGER: Keys = &[("every", Shape::Duration), ("rate", Shape::Duration), ("cron", Shape::Text), ("tz", Shape::Text)];
-const GROUP: Keys = &[
-    ("name", Shape::Text),
-    ("databases", Shape::Texts),
-    ("tables", Shape::Texts),
-    ("houses", Shape::Text),
-    ("trigger", Shape::WordOr(&["continuous", "manual", "external"], TRIGGER)),
-    ("limit", SIZE),
-    ("concurrency", U32),
-    ("budget", Shape::Duration),
-    ("when_busy", Shape::OneOf(&["serial", "discard", "cover"])),
-    ("misfire", Shape::OneOf(&["skip", "once"])),
-    ("retries", U32),
-    ("then", Shape::Text),
-];
-const ALERT: Keys = &[
-    ("rule", Shape::Text),
-    ("name", Shape::Text),
-    ("enabled", Shape::Bool),
-    ("threshold", Shape::Amount),
-    ("recover", Shape::Amount),
-    ("interval", Shape::Duration),
-    ("for", Shape::Duration),
-    ("repeat", Shape::Duration),
-    ("recovery", Shape::Bool),
-    ("channels", Shape::Texts),
-    ("databases", Shape::Texts),
-    ("destination", Shape::Text),
-    ("consumer", Shape::Text),
-    ("queue", Shape::Text),
-];
-pub(super) const HTTP: Shape = Shape::Table(&[
-    ("kind", Shape::Text),
-    ("allow_private", Shape::Bool),
-    ("allow", Shape::Texts),
-    ("response_limit", SIZE),
-    ("connect_timeout", Shape::Duration),
-    ("user_agent", Shape::Text),
-]);
-pub(super) const RABBITMQ: Shape = Shape::Table(&[
-    ("kind", Shape::Text),
-    ("url", Shape::Url),
-    ("heartbeat", Shape::Duration),
-    ("connect_timeout", Shape::Duration),
-    ("connection_name", Shape::Text),
-    ("ca_file", Shape::Text),
-    ("watch", Shape::Texts),
-]);
-pub(super) const KAFKA: Shape = Shape::Table(&[
-    ("kind", Shape::Text),
-    ("brokers", Shape::Servers),
-    ("properties", Shape::Named(&Shape::Property)),
-    ("watch", Shape::Tables(&[("group", Shape::Text), ("topics", Shape::Texts)])),
-]);
-pub(super) const NATS: Shape = Shape::Table(&[
-    ("kind", Shape::Text),
-    ("url", Shape::Servers),
-    ("credentials", Shape::Text),
-    ("ca_file", Shape::Text),
-    ("connect_timeout", Shape::Duration),
-    ("watch", Shape::Tables(&[("stream", Shape::Text), ("consumers", Shape::Texts)])),
-]);
-const S3: Keys = &[
-    ("endpoint", Shape::Url),
-    ("region", Shape::Text),
-    ("access_key", Shape::Secret),
-    ("secret_key", Shape::Secret),
-    ("session_token", Shape::Secret),
-];
-const RETENTION: Keys = &[
-    ("sent", Shape::Term),
-    ("receipts", Shape::Term),
-    ("attempts", Shape::Term),
-    ("dedup", Shape::Term),
-    ("audit", Shape::Term),
-    ("every", Shape::Duration),
-    ("budget", Shape::Duration),
-    ("archive", Shape::Text),
-    ("format", Shape::OneOf(&["ndjson", "parquet"])),
-    ("s3", Shape::Table(S3)),
-];
-const DATABASE: Shape = Shape::Table(&[
-    ("url", Shape::Url),
-    ("prefix", Shape::Text),
-    ("tables", Shape::Texts),
-    ("schema", Shape::Text),
-    ("houses", Shape::Whole(1, posthouse::store::MAX_HOUSES as i64)),
-    ("retention", Shape::Table(RETENTION)),
-]);
-const XXL_JOB: Keys = &[
-    ("admins", Shape::Urls),
-    ("app_name", Shape::Text),
-    ("access_token", Shape::Secret),
-    ("allow_anonymous", Shape::Bool),
-    ("listen", Shape::Text),
-    ("advertise", Shape::Url),
-    ("data_dir", Shape::Text),
-    ("log_retention", Shape::Duration),
-    ("callback_retry", Shape::Duration),
-];
-const TELEMETRY: Keys = &[
-    ("otlp_endpoint", Shape::Url),
-    ("interval", Shape::Duration),
-    ("timeout", Shape::Duration),
-    ("headers", Shape::Named(&Shape::Secret)),
-    ("resource", Shape::Named(&Shape::Text)),
-];
-const ADOPTED_STATE: Keys = &[
-    ("column", Shape::Text),
-    ("pending", Shape::Free),
-    ("null", Shape::Bool),
-    ("sending", Shape::Free),
-    ("sent", Shape::Free),
-    ("failed", Shape::Free),
-    ("resend_failed", Shape::Bool),
-];
-const ADOPTED: Keys = &[
-    ("preset", Shape::OneOf(&["producer_message", "local_task_message", "mq_state"])),
-    ("databases", Shape::Texts),
-    ("schema", Shape::Text),
-    ("table", Shape::Text),
-    ("id", Shape::Text),
-    ("state", Shape::Table(ADOPTED_STATE)),
-    ("message_id", Shape::Text),
-    ("destination", Shape::Url),
-    ("notify", Shape::Table(&[("type", Shape::Text), ("config", Shape::Text), ("transport", Shape::Text)])),
-    ("key", Shape::Text),
-    ("payload", Shape::Free),
-    ("type", Shape::Text),
-    ("content_type", Shape::Text),
-    ("attempts", Shape::Text),
-    ("max_attempts", Shape::Text),
-    ("next_attempt", Shape::Text),
-    ("error", Shape::Text),
-    ("version", Shape::Text),
-    ("created", Shape::Text),
-    ("updated", Shape::Text),
-    ("house", Shape::Text),
-    ("unsent_after", Shape::Duration),
-    ("stuck_after", Shape::Duration),
-    ("retry", Shape::Table(RETRY)),
-    ("on_exhausted", Shape::OneOf(&["block", "skip"])),
-    ("max_claims", U32),
-    ("batch", U32),
-    ("concurrency", U32),
-    ("lease", Shape::Duration),
-    ("interval", Shape::Duration),
-];
-const SERVER: Keys = &[
-    ("listen", Shape::Text),
-    ("allow_public", Shape::Bool),
-    ("token", Shape::Secret),
-    ("viewer_token", Shape::Secret),
-    ("metrics_token", Shape::Secret),
-    ("session_key", Shape::Secret),
-    ("session", Shape::Duration),
-    ("trusted_proxy_header", Shape::Text),
-    ("trusted_proxies", Shape::Texts),
-    ("operators", Shape::Texts),
-    ("hosts", Shape::Texts),
-    ("trace_url", Shape::Url),
-    ("alerts_retention", Shape::Duration),
-];
-const MASK: Keys = &[
-    ("destinations", Shape::Texts),
-    ("consumers", Shape::Texts),
-    ("hide", Shape::Bool),
-    ("paths", Shape::Texts),
-    ("headers", Shape::Texts),
-];
-const ADOPTED_SHAPE: Shape = Shape::Table(ADOPTED);
-const ROUTE_SHAPE: Shape = Shape::Table(ROUTE);
-/// The whole file, but for transports: what they hold depends on their kind.
-pub(super) const FILE: Shape = Shape::Table(&[
-    ("databases", Shape::Named(&DATABASE)),
-    ("transports", Shape::Named(&Shape::Table(&[]))),
-    ("routes", Shape::Named(&ROUTE_SHAPE)),
-    ("groups", Shape::Tables(GROUP)),
-    ("adopted", Shape::Named(&ADOPTED_SHAPE)),
-    ("alerts", Shape::Tables(ALERT)),
-    ("channels", Shape::Named(&Shape::Table(&[]))),
-    ("relay", Shape::Table(RELAY)),
-    ("retention", Shape::Table(RETENTION)),
-    ("server", Shape::Table(SERVER)),
-    ("masks", Shape::Tables(MASK)),
-    ("telemetry", Shape::Table(TELEMETRY)),
-    ("xxl_job", Shape::Table(XXL_JOB)),
-]);
 
 /// Keys that people may know from the description of later versions.
 const LATER: [&str; 1] = ["inbox"];
@@ -342,7 +100,7 @@ impl<'a> Walk<'a> {
             let at = join(path, &key);
             let inner = match shape {
                 Shape::Named(inner) => inner,
-                Shape::Table(keys) => match keys.iter().find(|(name, _)| *name == key) {
+                Shape::Table(keys) => match keys.iter().find(|(name, ..)| *name == key) {
                     // `to` makes no sense where every destination brings its own address.
                     Some(_) if at == "relay.default_route.to" => {
                         self.say(
@@ -353,7 +111,7 @@ impl<'a> Walk<'a> {
                         table.remove(&key);
                         continue;
                     }
-                    Some((_, inner)) => inner,
+                    Some((_, inner, ..)) => inner,
                     None => {
                         self.unknown(path, &key, keys);
                         table.remove(&key);
@@ -379,11 +137,11 @@ impl<'a> Walk<'a> {
         let problem = Problem::new(&at, None, "");
         let problem = if LATER.contains(&general.as_str()) {
             Problem { reason: "not available in this version".into(), ..problem }.fix("remove it")
-        } else if let Some(meant) = suggest(key, keys.iter().map(|(name, _)| *name)) {
+        } else if let Some(meant) = suggest(key, keys.iter().map(|(name, ..)| *name)) {
             self.doubtful.insert(meant.to_owned());
             Problem { reason: format!("unknown key; did you mean {meant:?}?"), ..problem }
         } else {
-            let all: Vec<_> = keys.iter().map(|(name, _)| *name).collect();
+            let all: Vec<_> = keys.iter().map(|(name, ..)| *name).collect();
             Problem { reason: "unknown key".into(), ..problem }.fix(format!("the keys here are {}", all.join(", ")))
         };
         self.say(problem, key);
@@ -574,7 +332,7 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
         (Shape::OneOf(words) | Shape::WordOr(words, _), Value::String(text)) if words.contains(&text.as_str()) => Ok(()),
         (Shape::WordOr(words, keys), Value::String(text)) => {
             let meant = suggest(text, words.iter().copied()).map(|w| format!("; did you mean {w:?}?")).unwrap_or_default();
-            let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+            let keys: Vec<&str> = keys.iter().map(|(name, ..)| *name).collect();
             Err((format!("must be one of {}, or a table with {}{meant}", words.join(", "), keys.join(", ")), String::new()))
         }
         (Shape::OneOf(words), Value::String(text)) => {
@@ -585,11 +343,11 @@ fn fits(shape: &Shape, value: &mut Value) -> Result<(), (String, String)> {
             let fix = match shape {
                 Shape::OneOf(words) => format!("write one of {}", words.join(", ")),
                 Shape::WordOr(words, keys) => {
-                    let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+                    let keys: Vec<&str> = keys.iter().map(|(name, ..)| *name).collect();
                     format!("write one of {}, or a table with {}", words.join(", "), keys.join(", "))
                 }
                 Shape::Tables(keys) => {
-                    let keys: Vec<&str> = keys.iter().map(|(name, _)| *name).collect();
+                    let keys: Vec<&str> = keys.iter().map(|(name, ..)| *name).collect();
                     format!("write [[NAME]] above the keys of each, or a list of tables, with some of {}", keys.join(", "))
                 }
                 _ => String::new(),
@@ -634,47 +392,7 @@ pub(crate) fn suggest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) 
 
 #[cfg(test)]
 mod tests {
-    use posthouse::transport::HttpSettings;
-    use posthouse::{CloudEvents, Group, HttpRoute, RabbitMqRoute, RelaySettings, Retry, Route};
-    use serde::Serialize;
-
     use super::*;
-
-    fn same(settings: &impl Serialize, keys: Keys, own: &[&str]) {
-        let json = serde_json::to_value(settings).unwrap();
-        let theirs: BTreeSet<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
-        let ours: BTreeSet<&str> = keys.iter().map(|(name, _)| *name).filter(|name| !own.contains(name)).collect();
-        assert_eq!(ours, theirs);
-    }
-
-    #[test]
-    fn the_keys_are_those_of_the_library() {
-        same(&RelaySettings::default(), RELAY, &[]);
-        same(&posthouse::Adopted::default(), ADOPTED, &[]);
-        same(&posthouse::AdoptedState::default(), ADOPTED_STATE, &[]);
-        same(&Route::default(), ROUTE, &[]);
-        same(&Retry::default(), RETRY, &[]);
-        same(&Group::default(), GROUP, &[]);
-        same(&posthouse::RetentionSettings::default(), RETENTION, &[]);
-        same(&posthouse::S3Settings::default(), S3, &[]);
-        // How long alerts are kept is a setting of the whole.
-        same(&super::super::ServerConfig::default(), SERVER, &["alerts_retention"]);
-        same(&super::super::MaskConfig::default(), MASK, &[]);
-        same(&HttpRoute::default(), HTTP_ROUTE, &[]);
-        same(&CloudEvents::default(), CLOUDEVENTS, &[]);
-        same(&RabbitMqRoute::default(), RABBITMQ_ROUTE, &[]);
-        let transport = |settings: serde_json::Value, shape: Shape| {
-            let Shape::Table(keys) = shape else { unreachable!() };
-            same(&settings, keys, &["kind", "watch"]);
-        };
-        transport(serde_json::json!(HttpSettings::default()), HTTP);
-        #[cfg(feature = "rabbitmq")]
-        transport(serde_json::json!(posthouse::transport::RabbitMqSettings::default()), RABBITMQ);
-        #[cfg(feature = "kafka")]
-        transport(serde_json::json!(posthouse::transport::KafkaSettings::default()), KAFKA);
-        #[cfg(feature = "nats")]
-        transport(serde_json::json!(posthouse::transport::NatsSettings::default()), NATS);
-    }
 
     #[test]
     fn near_names_are_suggested_and_far_ones_are_not() {

@@ -13,20 +13,21 @@ use posthouse::{Error, RelayBuilder};
 use serde_json::{Value, json};
 use toml::Table;
 
+use super::keys::{self, Keys};
 #[cfg(feature = "kafka")]
 use super::problem::join;
-use super::shape::{self, Shape, Walk, suggest};
+use super::shape::{Walk, suggest};
 #[cfg(feature = "kafka")]
 use super::show::hidden;
 use super::typed;
 
 /// What `kind` may be.
-const KINDS: [&str; 4] = ["http", "rabbitmq", "kafka", "nats"];
+pub(super) const KINDS: [&str; 4] = ["http", "rabbitmq", "kafka", "nats"];
 
 /// A kind that this program has: what its table may hold, and what it must.
 pub(super) struct Kind {
     name: &'static str,
-    pub(super) shape: Shape,
+    pub(super) keys: Keys,
     /// The key without which there is nowhere to send to, and an example of it.
     pub(super) needed: Option<(&'static str, &'static str)>,
 }
@@ -39,14 +40,14 @@ impl Kind {
 
 /// The kind of this name; the reason and the fix when there is none.
 pub(super) fn kind(name: &str) -> Result<Kind, (String, String)> {
-    let (name, built, shape, needed) = match name {
-        "http" => ("http", true, shape::HTTP, None),
+    let (name, built, keys, needed) = match name {
+        "http" => ("http", true, keys::HTTP, None),
         "rabbitmq" => {
             let example = "url = \"amqp://user:password@host:5672/vhost\"";
-            ("rabbitmq", cfg!(feature = "rabbitmq"), shape::RABBITMQ, Some(("url", example)))
+            ("rabbitmq", cfg!(feature = "rabbitmq"), keys::RABBITMQ, Some(("url", example)))
         }
-        "kafka" => ("kafka", cfg!(feature = "kafka"), shape::KAFKA, Some(("brokers", "brokers = \"host:9092,host2:9092\""))),
-        "nats" => ("nats", cfg!(feature = "nats"), shape::NATS, Some(("url", "url = \"nats://user:password@host:4222\""))),
+        "kafka" => ("kafka", cfg!(feature = "kafka"), keys::KAFKA, Some(("brokers", "brokers = \"host:9092,host2:9092\""))),
+        "nats" => ("nats", cfg!(feature = "nats"), keys::NATS, Some(("url", "url = \"nats://user:password@host:4222\""))),
         "local" => {
             return Err((
                 "local handlers exist only inside a service with an embedded relay".into(),
@@ -60,7 +61,7 @@ pub(super) fn kind(name: &str) -> Result<Kind, (String, String)> {
         }
     };
     if built {
-        Ok(Kind { name, shape, needed })
+        Ok(Kind { name, keys, needed })
     } else {
         Err((
             format!("this posthouse was built without {name}"),

@@ -4,6 +4,7 @@ mod adopted;
 mod alerts;
 mod api;
 mod auth;
+mod book;
 mod browser;
 mod cli;
 mod config;

@@ -362,6 +362,7 @@ fn dashboard(scrape: &Scrape) {
 fn rules(scrape: &Scrape) {
     let dir = repository("deploy/prometheus");
     promtool(&["check", "rules", "rules.yml"], &dir);
+    promtool(&["check", "config", "prometheus.yml"], &dir);
     promtool(&["test", "rules", "rules_test.yml"], &dir);
     let text = read("deploy/prometheus/rules.yml");
     let (used, names) = (used(&text), scrape.names());
