@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use posthouse::transport::Transport;
 
 use crate::LimitsArgs;
 use crate::database::{Kind, Rig, must};
