@@ -16,8 +16,8 @@ const PLACE: &str = "/etc/posthouse";
 
 const TOKEN: &str = "token-of-the-test-0123456789";
 
-/// What ends after the drain, one after the other: the executor for XXL-JOB (11 s), metrics to a collector (2 s), alerts (3 s), brokers
-/// that are watched (3 s), actions on many messages (5 s), the HTTP server (1 s).
+/// What ends after the drain, one after the other: the executor for XXL-JOB (11 s), metrics to a collector (2 s), alerts (3 s),
+/// brokers that are watched (3 s), actions on many messages (5 s), the HTTP server (1 s).
 const AFTER_DRAIN: Duration = Duration::from_secs(25);
 
 fn repository(path: &str) -> PathBuf {
