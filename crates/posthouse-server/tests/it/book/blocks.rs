@@ -76,7 +76,7 @@ fn shell(block: &Block) -> Result<(), String> {
 }
 
 fn program(words: &[String]) -> Result<(), String> {
-    let first = words[0].as_str();
+    let first = words[0].strip_prefix("target/debug/").or(words[0].strip_prefix("target/release/")).unwrap_or(&words[0]);
     let has = |text: &str, name: &str| text.lines().any(|line| line.contains(name));
     match first {
         // Read by `src/book.rs`.
@@ -132,13 +132,9 @@ fn exists(path: &Path) -> Result<(), String> {
 
 /// Its commands and options are named in its sources.
 fn bench(words: &[String]) -> Result<(), String> {
-    let mut sources = String::new();
-    for entry in std::fs::read_dir(root().join("crates/posthouse-bench/src")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            sources.push_str(&std::fs::read_to_string(path).unwrap().to_lowercase());
-        }
-    }
+    let mut sources = Vec::new();
+    code_below(&root().join("crates/posthouse-bench/src"), &mut sources);
+    let sources: String = sources.into_iter().map(|(_, text)| text.to_lowercase()).collect();
     for word in words.iter().filter(|word| word.starts_with("--")).chain(words.first()) {
         let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
         if name != "help" && !sources.contains(name) && !sources.contains(&name.replace('-', "_")) {
