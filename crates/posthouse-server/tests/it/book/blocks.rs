@@ -8,9 +8,9 @@ use super::markdown::{Block, blocks, commands, pages, root};
 use super::sql;
 
 /// Programs of others that pages may call. What they do is tried where a page is run (`pages.rs`).
-const TOOLS: &str = "alias apt-get bash cat cd chmod chown cp curl docker echo eval export git grep helm install jq kill kubectl mdbook mkdir \
-                     mv mysql mysqldump npm npx openssl pg_basebackup pg_dump pg_restore podman psql python3 rm sleep source sqlite3 \
-                     sudo systemctl systemd-analyze systemd-run tar useradd zstd";
+const TOOLS: &str = "alias apt-get bash cat cd chmod chown cp curl docker echo eval export git go grep helm install java javac jq kill \
+                     kubectl mdbook mkdir mv mvn mysql mysqldump node npm npx openssl pg_basebackup pg_dump pg_restore pip podman \
+                     psql python python3 rm sleep source sqlite3 sudo systemctl systemd-analyze systemd-run tar useradd zstd";
 
 /// Words of the shell itself.
 const WORDS: &str = "case do done else esac fi for if then until while { } [ [[";
@@ -76,7 +76,8 @@ fn shell(block: &Block) -> Result<(), String> {
 }
 
 fn program(words: &[String]) -> Result<(), String> {
-    let first = words[0].strip_prefix("target/debug/").or(words[0].strip_prefix("target/release/")).unwrap_or(&words[0]);
+    let made = ["target/debug/", "target/release/", ".venv/bin/"].iter().find_map(|dir| words[0].strip_prefix(dir));
+    let first = made.unwrap_or(&words[0]);
     let has = |text: &str, name: &str| text.lines().any(|line| line.contains(name));
     match first {
         // Read by `src/book.rs`.
