@@ -8,9 +8,9 @@ use super::markdown::{Block, blocks, commands, pages, root};
 use super::sql;
 
 /// Programs of others that pages may call. What they do is tried where a page is run (`pages.rs`).
-const TOOLS: &str = "alias apt-get bash cat cd chmod chown cp curl docker echo eval export git grep helm install jq kill kubectl mdbook mkdir \
-                     mv mysql mysqldump npm npx openssl pg_basebackup pg_dump pg_restore podman psql python3 rm sleep source sqlite3 \
-                     sudo systemctl systemd-analyze systemd-run tar useradd zstd";
+const TOOLS: &str = "alias apt-get bash cat cd chmod chown cp curl docker echo eval export git go grep helm install java javac jq kill \
+                     kubectl mdbook mkdir mv mvn mysql mysqldump node npm npx openssl pg_basebackup pg_dump pg_restore pip podman \
+                     psql python python3 rm sleep source sqlite3 sudo systemctl systemd-analyze systemd-run tar useradd zstd";
 
 /// Words of the shell itself.
 const WORDS: &str = "case do done else esac fi for if then until while { } [ [[";
@@ -76,7 +76,8 @@ fn shell(block: &Block) -> Result<(), String> {
 }
 
 fn program(words: &[String]) -> Result<(), String> {
-    let first = words[0].as_str();
+    let made = ["target/debug/", "target/release/", ".venv/bin/"].iter().find_map(|dir| words[0].strip_prefix(dir));
+    let first = made.unwrap_or(&words[0]);
     let has = |text: &str, name: &str| text.lines().any(|line| line.contains(name));
     match first {
         // Read by `src/book.rs`.
@@ -132,13 +133,9 @@ fn exists(path: &Path) -> Result<(), String> {
 
 /// Its commands and options are named in its sources.
 fn bench(words: &[String]) -> Result<(), String> {
-    let mut sources = String::new();
-    for entry in std::fs::read_dir(root().join("crates/posthouse-bench/src")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            sources.push_str(&std::fs::read_to_string(path).unwrap().to_lowercase());
-        }
-    }
+    let mut sources = Vec::new();
+    code_below(&root().join("crates/posthouse-bench/src"), &mut sources);
+    let sources: String = sources.into_iter().map(|(_, text)| text.to_lowercase()).collect();
     for word in words.iter().filter(|word| word.starts_with("--")).chain(words.first()) {
         let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
         if name != "help" && !sources.contains(name) && !sources.contains(&name.replace('-', "_")) {

@@ -248,9 +248,9 @@ fn follow(path: &str) {
         stage.follow(block);
     }
     if all.iter().any(|block| block.info == "python") {
-        let receiver = stage.started[0].1.clone();
-        wait_for(&format!("{path}: a message arrives"), || {
-            std::fs::read_to_string(&receiver).unwrap().contains(['{', '[']).then_some(())
+        wait_for(&format!("{path}: a message is delivered"), || {
+            let sent = run(&mut stage.shell("posthouse messages list --status SENT --json"));
+            sent.stdout.contains("\"message_id\"").then_some(())
         });
     }
     for (child, log) in &mut stage.started {
