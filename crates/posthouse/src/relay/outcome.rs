@@ -263,7 +263,9 @@ impl Engine {
 
     fn finished(&mut self, id: i64, delivered: bool) {
         let outdated = self.rows.get(&id).is_some_and(|row| row.outdated);
-        if let Some(key) = self.rows.get(&id).filter(|_| outdated).and_then(|row| row.thin.key.clone().map(|k| (row.thin.house, k))) {
+        if let Some(key) =
+            self.rows.get(&id).filter(|_| outdated).and_then(|row| row.thin.key.clone().map(|k| (row.thin.house, k)))
+        {
             self.key_reads.insert(key);
         }
         self.forget(id);

@@ -344,8 +344,11 @@ async fn what_is_requeued_goes_before_what_is_published_after_it<T: TestDb>() {
     let mut lock = outbox.begin().await.unwrap();
     let table = outbox.tables().name("pending");
     let (house, id) = (second.house, second.id);
-    T::number_in(&mut lock, format!("SELECT CAST(id AS {}) FROM {table} WHERE house = {house} AND id = {id} FOR UPDATE", T::BIGINT))
-        .await;
+    T::number_in(
+        &mut lock,
+        format!("SELECT CAST(id AS {}) FROM {table} WHERE house = {house} AND id = {id} FOR UPDATE", T::BIGINT),
+    )
+    .await;
     answer.add_permits(1);
     wait_for("confirmation", SOON, async || relay.stats().destinations.get("orders").is_some_and(|d| d.delivered == 1)).await;
 
