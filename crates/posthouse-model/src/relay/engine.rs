@@ -13,6 +13,11 @@ enum Found {
     Behind,
 }
 
+/// A read of one statement.
+fn begin(kind: Kind, rows: [Option<Thin>; MESSAGES], upto: u8) -> Read {
+    Read { kind, rows, probe: 0, upto, changes: 0, unfiltered: true, same_life: true }
+}
+
 /// One instance in a state.
 pub(super) struct Engine<'a> {
     pub(super) scenario: &'a Scenario,
@@ -75,14 +80,10 @@ impl Engine<'_> {
         self.fast = Some(Read { kind: Kind::Poll, rows, probe, upto, changes, unfiltered, same_life: true });
     }
 
-    fn begin(&mut self, kind: Kind, rows: [Option<Thin>; MESSAGES], upto: u8) -> Read {
-        Read { kind, rows, probe: 0, upto, changes: 0, unfiltered: true, same_life: true }
-    }
-
     /// `Engine::read_due`.
     pub(super) fn read_due(&mut self) {
         let rows = self.state.due(self.scenario);
-        self.fast = Some(self.begin(Kind::Due, rows, 0));
+        self.fast = Some(begin(Kind::Due, rows, 0));
     }
 
     /// `Engine::read_keys`.
@@ -94,7 +95,7 @@ impl Engine<'_> {
             let passed = if counts { self.passed[key].upto } else { 0 };
             self.state.of_key(self.scenario, key as u8, passed, &mut rows);
         }
-        self.fast = Some(self.begin(Kind::Keys, rows, 0));
+        self.fast = Some(begin(Kind::Keys, rows, 0));
     }
 
     /// `Destination::wants_rows`.
@@ -116,14 +117,14 @@ impl Engine<'_> {
         };
         self.lag = Lag::From(after);
         let rows = self.state.of_destination(self.scenario, after, 0);
-        self.fast = Some(self.begin(Kind::Destination, rows, after));
+        self.fast = Some(begin(Kind::Destination, rows, after));
     }
 
     /// `Engine::read_changes`.
     pub(super) fn read_changes(&mut self) {
         let touched = self.state.touched_since(self.changes.unwrap_or(0));
         let upto = self.changes_seen;
-        self.fast = Some(self.begin(Kind::Changes(touched), [None; MESSAGES], upto));
+        self.fast = Some(begin(Kind::Changes(touched), [None; MESSAGES], upto));
     }
 
     /// `Engine::sweep`: the full one, which finds all that the near one does.
@@ -133,7 +134,7 @@ impl Engine<'_> {
             self.lag = Lag::From(0);
         }
         let rows = self.state.sweep(self.scenario, house.mark, self.excluded());
-        self.slow = Some(self.begin(Kind::Sweep, rows, 0));
+        self.slow = Some(begin(Kind::Sweep, rows, 0));
     }
 
     /// `Engine::on_read`.

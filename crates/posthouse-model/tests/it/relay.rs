@@ -55,7 +55,7 @@ fn skipping() -> Scenario {
 
 /// Operators that send a message somewhere else while it is on its way.
 fn editing() -> Scenario {
-    Scenario { loads: true, budget: Budget { edits: 1, late: 1, ..Budget::default() }, ..Scenario::default() }
+    Scenario { budget: Budget { edits: 1, late: 1, ..Budget::default() }, ..Scenario::default() }
 }
 
 /// A transport that keeps the order of a key's messages.
@@ -246,7 +246,7 @@ fn several_kinds_of_faults_together() {
     let budget = Budget { refusals: 1, ..skipping().budget };
     holds("skipped and requeued, with a refusal", Scenario { budget, ..skipping() });
     let budget = Budget { refusals: 1, ..editing().budget };
-    holds("edited, with a refusal", Scenario { budget, ..editing() });
+    holds("edited, with a refusal", Scenario { loads: true, budget, ..editing() });
     let budget = Budget { cut_offs: 1, late: 1, refusals: 1, ..Budget::default() };
     holds("one relay that loses its house and gets it back", Scenario { instances: 1, slow_reads: true, budget, ..cut_off() });
     let budget = Budget { cut_offs: 1, refusals: 1, losses: 1, ..Budget::default() };
