@@ -56,7 +56,7 @@ pub(super) struct SkipLocked {
 
 struct Running {
     stop: watch::Sender<bool>,
-    loops: Vec<JoinHandle<Result<(), String>>>,
+    loops: Vec<JoinHandle<Result<Channel, String>>>,
     connection: Connection,
 }
 
@@ -97,10 +97,14 @@ impl Peer for SkipLocked {
     async fn stop(&self) -> Result<(), String> {
         let Some(running) = self.running.lock().await.take() else { return Ok(()) };
         running.stop.send_replace(true);
+        let mut channels = Vec::new();
         for ended in join_all(running.loops).await {
-            at("loop", ended)??;
+            channels.push(at("loop", ended)??);
         }
-        at("close", running.connection.close(200, "OK".into()).await)
+        // A channel that is dropped before closes itself at the same time, and one of the two fails.
+        let closed = at("close", running.connection.close(200, "OK".into()).await);
+        drop(channels);
+        closed
     }
 
     async fn pending(&self) -> Result<i64, String> {
@@ -118,7 +122,7 @@ async fn forward(
     channel: Channel,
     mut stopped: watch::Receiver<bool>,
     confirmed: Arc<AtomicU64>,
-) -> Result<(), String> {
+) -> Result<Channel, String> {
     while !*stopped.borrow() {
         let rows = at("claim", sqlx::query(CLAIM).bind(BATCH).fetch_all(&pool).await)?;
         if rows.is_empty() {
@@ -143,5 +147,5 @@ async fn forward(
         let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
         at("done", sqlx::query(DONE).bind(&ids).execute(&pool).await)?;
     }
-    Ok(())
+    Ok(channel)
 }
