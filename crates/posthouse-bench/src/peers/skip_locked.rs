@@ -19,7 +19,7 @@ use super::ours::{Peer, begin};
 /// One sends while the other reads and writes.
 const LOOPS: usize = 2;
 
-/// Rows that one statement claims. More made no difference, fewer cost statements.
+/// Rows that one statement claims: so many that statements cost little beside sends, as the batches of the job queues.
 const BATCH: i64 = 500;
 
 /// While there is nothing to do. Loops like this usually sleep for a second; with less, it costs more when idle and waits less.
