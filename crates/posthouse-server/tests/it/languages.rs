@@ -127,7 +127,7 @@ impl Order {
 
     #[track_caller]
     fn assert_is(&self, seen: &Seen) {
-        let header = |name: &str| String::from_utf8_lossy(seen.headers.get(name).map_or(b"", |v| v.as_bytes())).into_owned();
+        let header = |name: &str| String::from_utf8_lossy(seen.headers.get(name).map_or(&b""[..], |v| v.as_bytes())).into_owned();
         assert!(seen.body == self.payload, "{}: {:?}", self.from, String::from_utf8_lossy(&seen.body));
         assert_eq!(header("content-type"), self.content_type, "{}", self.from);
         assert_eq!(header("posthouse-type"), "order.placed.v1", "{}", self.from);
