@@ -65,7 +65,7 @@ impl State {
     pub(super) fn poll(&self, scenario: &Scenario, mark: u8, excluded: Option<u8>) -> ([Option<Thin>; MESSAGES], u8, u8) {
         let (mut rows, mut probe, mut highest) = ([None; MESSAGES], 0, mark);
         let mut last = [0u8; MESSAGES];
-        for place in usize::from(mark)..MESSAGES {
+        for (place, linked) in rows.iter_mut().enumerate().skip(mark.into()) {
             let Some(row) = self.row(scenario, place) else { continue };
             highest = place as u8 + 1;
             if excluded == Some(row.destination) || !(row.keyed || row.is_eligible()) {
@@ -81,7 +81,7 @@ impl State {
                 }
             }
             if row.is_eligible() {
-                rows[place] = Some(Self::thin(row, before));
+                *linked = Some(Self::thin(row, before));
             }
         }
         (rows, probe, highest)
