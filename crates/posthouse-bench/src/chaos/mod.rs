@@ -307,8 +307,9 @@ async fn gather<DB: Source>(stage: &Stage<DB>, record: &Mutex<Vec<Published>>, e
     let said = |e: sqlx::Error| e.to_string();
     let (_, pending, given_up) = DB::progress(&stage.sender).await.map_err(said)?;
     let (_, unfinished) = receiver::progress(&stage.receiver).await.map_err(said)?;
+    let published = record.lock().map_err(|e| e.to_string())?.clone();
     Ok(Evidence {
-        published: record.lock().map_err(|e| e.to_string())?.clone(),
+        published,
         booked: DB::booked(&stage.sender).await.map_err(said)?,
         arrived: broker::log(stage.broker_url()).await?,
         effects: receiver::effects(&stage.receiver).await.map_err(said)?,

@@ -149,6 +149,6 @@ fn an_interrupted_run_ends_at_once_and_leaves_nothing() {
     run.signal("INT");
     run.wait_for("stopped before the end");
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
-    assert_eq!(run.homes(), [PathBuf::new(); 0]);
+    assert!(run.homes().is_empty(), "{:?}", run.homes());
     wait_until("its processes are gone", || run.processes().is_empty());
 }

@@ -319,7 +319,7 @@ mod tests {
         out
     }
 
-    fn shape_of<'k>(keys: Keys, key: &'k str) -> Option<&'static Shape> {
+    fn shape_of(keys: Keys, key: &str) -> Option<&'static Shape> {
         let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
         let (_, shape, ..) = keys.iter().find(|(name, ..)| *name == first)?;
         match (rest, shape) {
