@@ -23,6 +23,7 @@ macro_rules! where_there_are_partitions {
 where_there_are_partitions!(
     a_round_that_is_cut_off_goes_on,
     who_commits_late_loses_nothing,
+    what_stands_nowhere_else_is_not_dropped,
     publishers_are_not_held_up,
     a_relay_beside_it_misses_nothing,
 );
@@ -73,6 +74,21 @@ async fn who_commits_late_loses_nothing<T: StoreDb>(db: &Fresh<T>) {
     assert_eq!((report.partitions.len(), report.partitions[0].survivors, report.messages()), (1, 7, 7), "{report:?}");
     assert_eq!(db.load_one(id).await.payload, b"\"late\"");
     assert_eq!(db.status(id).await, "PENDING");
+}
+
+/// The last look before a partition is dropped: whatever became of the copies, a message that isn't delivered keeps it.
+async fn what_stands_nowhere_else_is_not_dropped<T: StoreDb>(db: &Fresh<T>) {
+    let scene = scene(db, true).await;
+    assert!(cut_off(db, settings(), 0).await, "it is detached");
+    db.run("DELETE FROM {kept}").await;
+    let store = db.store.retention();
+    let open = scene.open.len() as i64;
+    assert_eq!(store.discard(0).await.unwrap(), open, "so many are only there");
+    assert_eq!(store.count(0).await.unwrap(), 11, "all of it is there");
+    assert_eq!(store.keep(0).await.unwrap(), open);
+    all_is_found(db, &scene, "kept").await;
+    assert_eq!(store.discard(0).await.unwrap(), 0);
+    all_is_found(db, &scene, "dropped").await;
 }
 
 /// While an old transaction has the log open it can't go; nobody who publishes waits longer than the lock timeout either way.
