@@ -211,6 +211,8 @@ impl Report {
                     format!("{:.2}", c.ratio),
                     format!("{:.2}–{:.2}", c.ratio_min, c.ratio_max),
                 ]),
+                // Its unit stands under those of the others.
+                None if compared => cells.extend(["", "", row.unit, "", ""].map(str::to_owned)),
                 None => cells.push(row.unit.to_owned()),
             }
             cells.extend(titles.iter().map(|title| {
@@ -290,6 +292,27 @@ mod tests {
             "ours": 50.0, "limit": 100.0, "ratio": 0.5, "ratio_min": 0.2, "ratio_max": 0.9, "cpu": 2.0,
         });
         assert_eq!(row.object(), expected);
+    }
+
+    #[test]
+    fn rows_that_compare_nothing_stand_under_the_same_titles() {
+        let row = |compared| Row {
+            database: "postgres",
+            what: "x".into(),
+            unit: "ms",
+            compared,
+            figures: vec![Figure { name: "slowest", title: "slowest", value: 7.0 }],
+        };
+        let mut report = Report::new(true);
+        report.add(row(Some(Compared::new(&[1.0], &[2.0]))));
+        report.add(row(None));
+        let table = report.table().to_string();
+        let column = |line: &str, text: &str| line.split(['│', '┆']).position(|cell| cell.trim() == text);
+        let lines: Vec<&str> = table.lines().filter(|line| line.contains('┆')).collect();
+        for (title, value) in [("unit", "ms"), ("slowest", "7")] {
+            let places: Vec<_> = [title, value, value].iter().zip(&lines).map(|(text, line)| column(line, text)).collect();
+            assert!(places[0].is_some() && places.iter().all(|place| *place == places[0]), "{title}: {places:?}\n{table}");
+        }
     }
 
     #[test]
