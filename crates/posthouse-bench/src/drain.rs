@@ -43,19 +43,10 @@ async fn drain<DB: Rig>(n: usize, payload: usize, keys: Option<usize>, rounds: u
 
         fill(&outbox, n, payload, keys).await;
         let before = DB::wal(&outbox).await;
-        let started = Instant::now();
-        let relay =
-            Relay::builder(&outbox).transport("null", Null).route("bench", Route::to("null:").concurrency(4_000)).start().await;
-        let relay = must("relay", relay);
-        relay.drain_once().await;
-        let rate = n as f64 / started.elapsed().as_secs_f64();
+        ours.push(relayed(&outbox, n).await);
         if let (Some(before), Some(after)) = (before, DB::wal(&outbox).await) {
             wals.push((after - before) as f64 / n as f64);
         }
-        let delivered = relay.stats().delivered;
-        relay.shutdown(Duration::from_secs(10)).await;
-        assert_eq!(delivered, n as u64, "the relay drains what was published");
-        ours.push(rate);
         limits.push(limit);
     }
     report.add(Row {
@@ -70,6 +61,20 @@ async fn drain<DB: Rig>(n: usize, payload: usize, keys: Option<usize>, rounds: u
         },
     });
     DB::remove(outbox).await;
+}
+
+/// A relay sends the `n` messages of [`fill`] to a transport that confirms at once; messages per second.
+pub(crate) async fn relayed<DB: Rig>(outbox: &Outbox<DB>, n: usize) -> f64 {
+    let started = Instant::now();
+    let relay =
+        Relay::builder(outbox).transport("null", Null).route("bench", Route::to("null:").concurrency(4_000)).start().await;
+    let relay = must("relay", relay);
+    relay.drain_once().await;
+    let rate = n as f64 / started.elapsed().as_secs_f64();
+    let delivered = relay.stats().delivered;
+    relay.shutdown(Duration::from_secs(10)).await;
+    assert_eq!(delivered, n as u64, "the relay drains what was published");
+    rate
 }
 
 /// Publishes `n` messages to the destination `bench`.

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use posthouse::{Message, Outbox, Relay, Route};
+use posthouse::{Message, Outbox};
 use sqlx::{AssertSqlSafe, Postgres};
 
 use crate::GrowthArgs;
 use crate::database::{CONNECTIONS, Rig, must};
-use crate::drain::{Null, fill};
+use crate::drain::{fill, relayed};
 use crate::publish::make_orders;
 use crate::report::{Compared, Figure, Report, Row, median};
 
@@ -36,7 +36,7 @@ pub(crate) async fn run(args: &GrowthArgs, rounds: usize, report: &mut Report) {
         for _ in 0..rounds {
             let before = Postgres::wal(&outbox).await;
             fill(&outbox, args.n, args.payload, Some(1_000)).await;
-            rates.push(drain(&outbox, args.n).await);
+            rates.push(relayed(&outbox, args.n).await);
             if let (Some(before), Some(after)) = (before, Postgres::wal(&outbox).await) {
                 wals.push((after - before) as f64 / args.n as f64);
             }
@@ -91,18 +91,6 @@ async fn retain(outbox: &Outbox<Postgres>, n: u64) {
 async fn size(outbox: &Outbox<Postgres>) -> f64 {
     let bytes = "SELECT sum(pg_total_relation_size(relid))::float8 FROM pg_partition_tree(to_regclass($1)) WHERE isleaf";
     must("size", sqlx::query_scalar(bytes).bind(outbox.tables().name("message")).fetch_one(outbox.pool()).await)
-}
-
-/// Messages per second.
-pub(crate) async fn drain<DB: Rig>(outbox: &Outbox<DB>, n: usize) -> f64 {
-    let started = Instant::now();
-    let relay =
-        Relay::builder(outbox).transport("null", Null).route("bench", Route::to("null:").concurrency(4_000)).start().await;
-    let relay = must("relay", relay);
-    relay.drain_once().await;
-    let rate = n as f64 / started.elapsed().as_secs_f64();
-    relay.shutdown(std::time::Duration::from_secs(10)).await;
-    rate
 }
 
 /// Microseconds per transaction.

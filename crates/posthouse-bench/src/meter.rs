@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 /// The kernel counts CPU time in these (`USER_HZ`): 100 a second on every architecture that Linux runs servers on.
-const TICKS: f64 = 100.0;
+pub(crate) const TICKS: f64 = 100.0;
 
 /// Runs from [`start`](Self::start) to [`stop`](Self::stop).
 #[derive(Debug)]
@@ -51,12 +51,16 @@ fn cpu(apart: Option<&Thread>) -> f64 {
 
 fn of(file: &str) -> f64 {
     let stat = std::fs::read_to_string(file).unwrap_or_default();
-    // The name, in parentheses, may contain anything; utime and stime are the 12th and 13th field behind it.
-    let ticks: Option<f64> = stat.rsplit_once(')').and_then(|(_, rest)| {
-        let mut fields = rest.split_whitespace().skip(11);
-        Some(fields.next()?.parse::<f64>().ok()? + fields.next()?.parse::<f64>().ok()?)
-    });
-    ticks.map_or(f64::NAN, |ticks| ticks / TICKS)
+    let fields = fields(&stat);
+    // utime and stime.
+    let ticks = |i: usize| fields.get(i)?.parse::<f64>().ok();
+    ticks(11).zip(ticks(12)).map_or(f64::NAN, |(user, system)| (user + system) / TICKS)
+}
+
+/// The fields of a `stat` file of `/proc` behind the name, which stands in parentheses and may contain anything; the first is the
+/// state.
+pub(crate) fn fields(stat: &str) -> Vec<&str> {
+    stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default()
 }
 
 #[cfg(test)]

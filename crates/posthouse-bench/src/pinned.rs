@@ -4,8 +4,7 @@ use posthouse::Message;
 
 use crate::PinnedArgs;
 use crate::database::{CONNECTIONS, Kind, Rig, must};
-use crate::drain::fill;
-use crate::growth::drain;
+use crate::drain::{fill, relayed};
 use crate::report::{Compared, Figure, Report, Row};
 
 /// For `--help`.
@@ -49,7 +48,7 @@ async fn measure<DB: Rig>(args: &PinnedArgs, report: &mut Report) {
         let mut rates = Vec::new();
         for _ in 0..args.passes {
             fill(&outbox, args.n, args.payload, Some(1_000)).await;
-            rates.push(drain(&outbox, args.n).await);
+            rates.push(relayed(&outbox, args.n).await);
         }
         must("rollback", tx.rollback().await);
         DB::remove(outbox).await;

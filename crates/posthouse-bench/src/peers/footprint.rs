@@ -6,9 +6,7 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::at;
-
-/// The kernel counts CPU time in these (`USER_HZ`).
-const TICKS: f64 = 100.0;
+use crate::meter::{TICKS, fields};
 
 /// CPU time of a process, all its descendants, and those of its children that have ended, in seconds.
 pub(super) fn cpu(root: Option<u32>) -> f64 {
@@ -34,8 +32,7 @@ fn processes() -> HashMap<u32, Process> {
 }
 
 fn process(stat: &str) -> Option<Process> {
-    // The name, in parentheses, may contain anything; the state is the first field behind it.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields = fields(stat);
     let ticks = |i: usize| fields.get(i)?.parse::<f64>().ok();
     Some(Process { parent: fields.get(1)?.parse().ok()?, ticks: ticks(11)? + ticks(12)?, reaped: ticks(13)? + ticks(14)? })
 }

@@ -135,7 +135,6 @@ pub(super) async fn standing_of(
     let settings = database.database.retention_settings();
     let sent = settings.and_then(|s| s.sent);
     let found = standing(&*database.people, limit, asked.before).await?;
-    let next_before = found.archives.last().filter(|_| found.archives.len() == limit as usize).map(|a| a.id);
     let part = |p: Partition| PartitionState {
         next: fate(&p, sent),
         number: p.number,
@@ -152,6 +151,6 @@ pub(super) async fn standing_of(
         partitions: found.partitions.map(|all| all.into_iter().map(part).collect()),
         retired: found.retired.into_iter().map(retired).collect(),
         files: found.archives.into_iter().map(file).collect(),
-        next_before,
+        next_before: found.next,
     }))
 }

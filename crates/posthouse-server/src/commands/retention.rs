@@ -8,7 +8,7 @@ use comfy_table::{Cell, CellAlignment};
 use indicatif::ProgressBar;
 use posthouse::RetentionSettings;
 use posthouse::retention::{Plan, Progress, Report, Retention};
-use posthouse::store::{ArchiveFilter, Beside, Partition, Step};
+use posthouse::store::{ArchiveFilter, Beside, Partition};
 use serde_json::{Value, json};
 
 use super::load;
@@ -16,7 +16,7 @@ use super::relay::Signals;
 use crate::cli::{Global, RetentionCommand};
 use crate::database::Database;
 use crate::failure::Failure;
-use crate::ops::retention::{Standing, fate, standing};
+use crate::ops::retention::{Standing, fate, standing, step, term};
 use crate::output::{self, clean, count};
 
 /// How long `--dry-run` counts.
@@ -296,7 +296,7 @@ fn print_status(database: &Database, status: &Standing) {
     match settings {
         None => output::say(&format!("{name}: nothing is removed, as there is no [retention]")),
         Some(settings) => {
-            let sent = settings.sent.map_or_else(|| "for ever".into(), |d| humantime::format_duration(d).to_string());
+            let sent = term(settings.sent);
             let archive = settings.archive.as_deref().map_or("no archive".into(), |to| format!("archive {}", clean(to)));
             output::say(&format!("{name}: delivered messages stay {sent}; {archive}"));
         }
@@ -323,13 +323,12 @@ fn print_status(database: &Database, status: &Standing) {
         output::say("");
         let mut table = output::table(&["went", "first id", "messages", "kept", "step", "when"]);
         for r in &status.retired {
-            let step = if r.step == Step::Dropped { "gone".into() } else { r.step.as_str().to_lowercase() };
             table.add_row([
                 right(r.number.to_string()),
                 right(r.low.to_string()),
                 right(r.amount.to_string()),
                 right(r.survivors.to_string()),
-                Cell::new(step),
+                Cell::new(step(r.step)),
                 Cell::new(output::relative(r.step_ms)),
             ]);
         }

@@ -6,14 +6,14 @@ use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use posthouse::RetentionSettings;
-use posthouse::store::{ArchiveRow, Partition, Retired, Step};
+use posthouse::store::{ArchiveRow, Partition, Retired};
 use serde::Deserialize;
 
 use super::view::{Badge, Frame, Href, Oops, Place, Trail, When, about, badge, number, page as shown_page, shown};
 use super::{ROWS, Shared, asked, first_of};
 use crate::config::redact_url;
 use crate::http::Who;
-use crate::ops::retention::{fate, standing};
+use crate::ops::retention::{fate, standing, step, term};
 use crate::output;
 
 #[derive(Debug, Default, Deserialize)]
@@ -69,10 +69,6 @@ struct File {
     sha256: String,
 }
 
-fn term(term: Option<Duration>) -> String {
-    term.map_or_else(|| "for ever".into(), |d| humantime::format_duration(d).to_string())
-}
-
 fn terms(settings: &RetentionSettings) -> Vec<(&'static str, String)> {
     vec![
         ("Delivered messages", term(settings.sent)),
@@ -96,14 +92,13 @@ fn part(p: &Partition, sent: Option<Duration>) -> Part {
 }
 
 fn gone(r: &Retired) -> Gone {
-    let step = if r.step == Step::Dropped { "gone".into() } else { r.step.as_str().to_lowercase() };
     Gone {
         number: r.number,
         low: number(r.low),
         high: number(r.high - 1),
         amount: number(r.amount),
         kept: number(r.survivors),
-        step: badge(&step),
+        step: badge(&step(r.step)),
         at: When::ms(r.step_ms),
     }
 }
@@ -141,8 +136,7 @@ pub(super) async fn page(State(served): State<Shared>, who: Who, Query(query): Q
             let sent = settings.and_then(|s| s.sent);
             page.partitions = found.partitions.map(|all| all.iter().map(|p| part(p, sent)).collect());
             page.retired = found.retired.iter().map(gone).collect();
-            let last = found.archives.last().filter(|_| found.archives.len() == ROWS as usize);
-            page.older = last.map(|a| href(&a.id.to_string(), &trail.onward(&query.before)));
+            page.older = found.next.map(|next| href(&next.to_string(), &trail.onward(&query.before)));
             page.files = found.archives.iter().map(file).collect();
         }
         Err(e) => page.error = Some(e),

@@ -286,6 +286,10 @@ impl Engine {
 
     /// An operator may have put rows of these keys back below those in memory; of all keys for None.
     pub(super) fn keys_touched(&mut self, keys: Option<&HashSet<(House, KeyHash)>>) {
+        // Most reads of changes find none.
+        if keys.is_some_and(HashSet::is_empty) {
+            return;
+        }
         for row in self.rows.values_mut() {
             let Some(key) = &row.thin.key else { continue };
             row.outdated |= keys.is_none_or(|keys| keys.contains(&(row.thin.house, key.clone())));

@@ -262,14 +262,12 @@ impl Engine {
     }
 
     fn finished(&mut self, id: i64, delivered: bool) {
-        let outdated = self.rows.get(&id).is_some_and(|row| row.outdated);
-        if let Some(key) =
-            self.rows.get(&id).filter(|_| outdated).and_then(|row| row.thin.key.clone().map(|k| (row.thin.house, k)))
-        {
-            self.key_reads.insert(key);
-        }
+        // Only rows with keys are ever outdated.
+        let outdated = self.rows.get(&id).filter(|row| row.outdated);
+        let key = outdated.and_then(|row| Some((row.thin.house, row.thin.key.clone()?)));
         self.forget(id);
-        self.recent.add(id, delivered && !outdated, self.reading.issued);
+        self.recent.add(id, delivered && key.is_none(), self.reading.issued);
+        self.key_reads.extend(key);
     }
 }
 
