@@ -86,6 +86,8 @@ async fn retain(outbox: &Outbox<Postgres>, n: u64) {
     }
     // One statement each: VACUUM runs in no transaction, and several statements at once are one.
     must("analyze", Postgres::execute(outbox, format!("VACUUM ANALYZE {message}")).await);
+    // What was filled in isn't written to disk while something else is measured.
+    must("checkpoint", Postgres::execute(outbox, "CHECKPOINT".into()).await);
 }
 
 async fn size(outbox: &Outbox<Postgres>) -> f64 {

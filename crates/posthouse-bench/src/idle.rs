@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthouse::{Relay, Route};
+use posthouse::{Outbox, Relay, Route};
 
 use crate::IdleArgs;
 use crate::database::{CONNECTIONS, Kind, Rig, must};
@@ -23,8 +23,26 @@ pub(crate) async fn run(kind: Kind, args: &IdleArgs, report: &mut Report) {
     }
 }
 
+/// Waits until the server has done what new tables make it do, and what measurements before this one did.
+async fn quiet<DB: Rig>(outbox: &Outbox<DB>) {
+    let mut still = 0;
+    for _ in 0..60 {
+        let before = (DB::statements_seen(outbox).await, DB::wal(outbox).await);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let after = (DB::statements_seen(outbox).await, DB::wal(outbox).await);
+        let more = |before: Option<i64>, after: Option<i64>| after.unwrap_or(0) - before.unwrap_or(0);
+        // A server counts what asks it, too.
+        still = if more(before.0, after.0) <= 3 && more(before.1, after.1) <= 1_000 { still + 1 } else { 0 };
+        if still == 5 {
+            return;
+        }
+    }
+    eprintln!("{}: the server has something to do even so", DB::KIND.name());
+}
+
 async fn measure<DB: Rig>(args: &IdleArgs, report: &mut Report) {
     let outbox = DB::fresh(CONNECTIONS).await;
+    quiet(&outbox).await;
     for instances in [0_u32, 1, 4] {
         let mut relays = Vec::new();
         for _ in 0..instances {

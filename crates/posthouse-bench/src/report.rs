@@ -169,10 +169,10 @@ impl Report {
     }
 
     fn object(&self) -> Value {
-        let command: Vec<String> = std::env::args().skip(1).collect();
+        let command = command(std::env::args().skip(1));
         let rows: Vec<_> = self.rows.iter().map(Row::object).collect();
         let mut all = json!({
-            "machine": machine(), "unix_seconds": unix_seconds(), "command": format!("posthouse-bench {}", command.join(" ")), "rows": rows,
+            "machine": machine(), "unix_seconds": unix_seconds(), "command": command, "rows": rows,
         });
         if let Some(about) = &self.about {
             all["about"] = json!(about.objects());
@@ -192,9 +192,10 @@ impl Report {
         let all = self.rows.iter().flat_map(|r| &r.figures).map(|f| f.title);
         let titles: Vec<_> = all.filter(|title| !title.is_empty() && seen.insert(*title)).collect();
         let mut header = vec!["database", "what"];
+        let units = self.rows.iter().any(|r| !r.unit.is_empty());
         if compared {
             header.extend(["ours", "limit", "unit", "ratio", "min–max"]);
-        } else {
+        } else if units {
             header.push("unit");
         }
         header.extend(&titles);
@@ -213,7 +214,8 @@ impl Report {
                 ]),
                 // Its unit stands under those of the others.
                 None if compared => cells.extend(["", "", row.unit, "", ""].map(str::to_owned)),
-                None => cells.push(row.unit.to_owned()),
+                None if units => cells.push(row.unit.to_owned()),
+                None => {}
             }
             cells.extend(titles.iter().map(|title| {
                 row.figures.iter().find(|f| f.title == *title).map_or_else(String::new, |figure| shown(figure.value))
@@ -247,6 +249,20 @@ fn shown(value: f64) -> String {
     }
 }
 
+/// What to type for the same again; where the results go doesn't matter.
+fn command(arguments: impl Iterator<Item = String>) -> String {
+    let mut words = vec!["posthouse-bench".to_owned()];
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--out" => drop(arguments.next()),
+            other if other.starts_with("--out=") => {}
+            _ => words.push(argument),
+        }
+    }
+    words.join(" ")
+}
+
 fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -270,7 +286,7 @@ pub(crate) fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
     figures.sort_by(f64::total_cmp);
     match figures.as_slice() {
         [] => (f64::NAN, f64::NAN, f64::NAN),
-        all => (all[all.len() / 2], all[0], all[all.len() - 1]),
+        all => ((all[(all.len() - 1) / 2] + all[all.len() / 2]) / 2.0, all[0], all[all.len() - 1]),
     }
 }
 
@@ -313,6 +329,19 @@ mod tests {
             let places: Vec<_> = [title, value, value].iter().zip(&lines).map(|(text, line)| column(line, text)).collect();
             assert!(places[0].is_some() && places.iter().all(|place| *place == places[0]), "{title}: {places:?}\n{table}");
         }
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_two_in_the_middle() {
+        assert_eq!(spread(vec![4.0, 1.0, 3.0, 2.0]), (2.5, 1.0, 4.0));
+        assert_eq!(spread(vec![3.0, 1.0, 2.0]), (2.0, 1.0, 3.0));
+    }
+
+    #[test]
+    fn the_command_is_told_without_where_its_results_went() {
+        let told = |words: &str| command(words.split(' ').map(str::to_owned));
+        assert_eq!(told("drain -n 10 --out a/b.json --json"), "posthouse-bench drain -n 10 --json");
+        assert_eq!(told("drain --out=b.json"), "posthouse-bench drain");
     }
 
     #[test]

@@ -132,7 +132,12 @@ const RELAY: Keys = &[
         "1ms to 1h",
     ),
     ("database_timeout", Shape::Duration, "Deadline of one database call.", "at least 100ms"),
-    ("batch", U32, "Most rows per read. Up to four times as many are in memory.", "1 to 5000"),
+    (
+        "batch",
+        U32,
+        "Most rows per read. Up to four times as many are in memory, six times where slow receivers fill that.",
+        "1 to 5000",
+    ),
     ("memory", SIZE, "Most bytes of payloads in memory. A larger message is sent alone.", "at least 1048576"),
     ("max_claims", U32, "A message is FAILED after this many marked tries during which the process died.", "1 to 100"),
     ("runs_retention", Shape::Duration, "How long runs of groups stay in the table of runs.", "at least 1m"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::stats::{AttemptCounts, BreakerState, DestinationStats};
-use crate::store::House;
+use crate::store::{House, Thin};
 use crate::transport::Transport;
 use crate::{Envelope, Ordering, Route};
 
@@ -39,13 +39,52 @@ pub(super) struct Destination {
     /// Since when there has been nothing to do for it.
     pub(super) idle_since: Option<Instant>,
     /// Some: this destination is left out of the forward read and has cursors of its own. A house without one starts at its mark.
-    pub(super) lag: Option<HashMap<House, i64>>,
+    pub(super) lag: Option<HashMap<House, Cursor>>,
+    /// Whose turn it is while it lags, so that what is tried again and again doesn't take all the room: of its own reads, the one
+    /// that goes on where fresh messages are; and after one of its own, the due read.
+    fresh_next: bool,
+    due_next: bool,
     breaker: Breaker,
     bucket: Option<Bucket>,
     delivered: u64,
     pub(super) attempts: AttemptCounts,
     last_error: Option<String>,
     last_confirmed: Option<Instant>,
+}
+
+/// How far a house has been read for a destination that lags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cursor {
+    /// All rows that were passed over have higher ids.
+    pub(super) all: i64,
+    /// All fresh ones, which have never been due, have ids above this one: it isn't held back by what is tried again and again.
+    pub(super) fresh: i64,
+}
+
+impl Cursor {
+    /// Everything up to `id` has been read.
+    pub(super) fn at(id: i64) -> Self {
+        Self { all: id, fresh: id }
+    }
+
+    /// This row was passed over.
+    pub(super) fn back_to(&mut self, thin: &Thin) {
+        self.all = self.all.min(thin.id - 1);
+        if thin.due.is_none() {
+            self.fresh = self.fresh.min(thin.id - 1);
+        }
+    }
+
+    /// A read from `after` came to `last`, unless something was passed over meanwhile. True if nothing was.
+    pub(super) fn advance(&mut self, fresh: bool, after: i64, last: i64) -> bool {
+        let cursor = if fresh { &mut self.fresh } else { &mut self.all };
+        let in_place = *cursor == after;
+        if in_place {
+            *cursor = last.max(after);
+        }
+        self.fresh = self.fresh.max(self.all);
+        in_place
+    }
 }
 
 #[derive(Debug)]
@@ -73,6 +112,8 @@ impl Destination {
             waiting: 0,
             idle_since: None,
             lag: None,
+            fresh_next: false,
+            due_next: true,
             breaker: Breaker::Closed,
             bucket,
             delivered: 0,
@@ -110,8 +151,9 @@ impl Destination {
         ahead.saturating_sub(self.in_flight + self.loading + self.loaded.len())
     }
 
-    fn room(&self) -> usize {
-        READY_LEAST.max(self.concurrency() * 4)
+    /// `share`: what it may have where memory is full.
+    fn room(&self, share: usize) -> usize {
+        READY_LEAST.max(self.concurrency() * 4).min(share)
     }
 
     /// Nothing of it is in memory, and nothing is known to be left behind.
@@ -120,22 +162,51 @@ impl Destination {
     }
 
     /// Whether a row more may wait in memory.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self, share: usize) -> bool {
         match self.breaker {
-            Breaker::Closed => self.waiting < self.room(),
+            Breaker::Closed => self.waiting < self.room(share),
             Breaker::Open { .. } => self.waiting == 0,
         }
     }
 
-    /// Whether its lagging rows should be read now: when half of its room is free again.
-    pub(super) fn wants_rows(&self, now: Instant) -> bool {
+    /// Whether half of its room is free again.
+    fn has_much_room(&self, share: usize) -> bool {
+        self.waiting * 2 <= self.room(share)
+    }
+
+    /// Whether its lagging rows should be read now.
+    pub(super) fn wants_rows(&self, now: Instant, share: usize) -> bool {
         self.lag.is_some()
             && match self.breaker {
-                Breaker::Closed => self.waiting * 2 <= self.room(),
+                Breaker::Closed => self.has_much_room(share),
                 Breaker::Open { until, .. } => {
                     now >= until && self.waiting + self.in_flight + self.loading + self.loaded.len() == 0
                 }
             }
+    }
+
+    /// Whether the due read should bring rows of it. While it lags they come in turn with its own read, because what is tried again
+    /// and again would otherwise fill each place that becomes free.
+    pub(super) fn wants_due(&self, share: usize) -> bool {
+        self.lag.is_none()
+            || match self.breaker {
+                Breaker::Closed => self.due_next && self.has_much_room(share),
+                Breaker::Open { .. } => self.has_room(share),
+            }
+    }
+
+    /// A due read begins.
+    pub(super) fn due_is_read(&mut self) {
+        self.due_next = false;
+    }
+
+    /// A read of this destination begins. True when it goes on from where fresh messages are.
+    pub(super) fn is_read(&mut self) -> bool {
+        self.due_next = true;
+        let apart = self.lag.iter().flat_map(HashMap::values).any(|cursor| cursor.fresh > cursor.all);
+        let fresh = apart && self.fresh_next;
+        self.fresh_next = !fresh;
+        fresh
     }
 
     /// Takes one permit of the rate limit, or says when there will be one.

@@ -236,6 +236,7 @@ pub(super) enum Event {
     },
     OfDestination {
         dest: usize,
+        fresh: bool,
         asked: Vec<(House, u64, i64)>,
         limit: u32,
         result: Result<Vec<Thin>, Error>,
@@ -879,7 +880,10 @@ impl Engine {
         if !open || self.rows.values().any(moving) || !self.reading.is_idle(now) || self.key_reads.iter().any(of_open) {
             return;
         }
-        if !self.done.is_empty() || !self.setbacks.is_empty() || self.destinations.iter().any(|d| d.wants_rows(now)) {
+        if !self.done.is_empty()
+            || !self.setbacks.is_empty()
+            || self.destinations.iter().any(|d| d.wants_rows(now, self.reading.share))
+        {
             return;
         }
         let completed = self.reading.completed_poll;

@@ -95,10 +95,12 @@ pub(super) async fn run(
                     member.tell(HouseEvent::Exactly(run, answer));
                     continue;
                 }
-                Some(Report::Leave) | None => {
+                Some(Report::Leave) => {
                     member.leave().await;
                     return NAME;
                 }
+                // The engine ended in the midst of its sends, which may still arrive: nobody else may send before the lease ends.
+                None => return NAME,
             },
             () = tokio::time::sleep_until(next.into()) => {}
         }

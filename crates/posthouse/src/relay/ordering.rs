@@ -8,6 +8,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
+use super::destination::Cursor;
 use super::engine::{Engine, Gate, Row, State, Window};
 use crate::store::{House, KeyHash, Thin};
 use crate::{OnExhausted, Ordering};
@@ -51,12 +52,10 @@ impl Engine {
             return false;
         }
         let dest = self.destination(&thin.destination);
-        let d = &mut self.destinations[dest];
-        if (found == Found::Ahead && d.lag.is_some()) || !d.has_room() {
+        let d = &self.destinations[dest];
+        if (found == Found::Ahead && d.lag.is_some()) || !d.has_room(self.reading.share) {
             // Left in the database; its own read goes back to here when there is room.
-            let cursors = d.lag.get_or_insert_default();
-            let cursor = cursors.entry(thin.house).or_insert(i64::MAX);
-            *cursor = (*cursor).min(thin.id - 1);
+            self.passed_over(dest, &thin);
             return false;
         }
         let strict = d.route.ordering != Ordering::None;
@@ -118,13 +117,22 @@ impl Engine {
             return true;
         }
         load.full = true;
-        // A destination that lags is left out of the forward read.
-        if let Some(cursors) = self.by_name.get(&thin.destination).and_then(|dest| self.destinations[*dest].lag.as_mut()) {
-            let cursor = cursors.entry(thin.house).or_insert(house.mark);
-            *cursor = (*cursor).min(thin.id - 1);
-        }
         house.refused = Some(house.refused.map_or(thin.id, |known| known.min(thin.id)));
+        // A destination that lags is left out of the forward read.
+        let lags = |dest: &usize| self.destinations[*dest].lag.is_some();
+        if let Some(dest) = self.by_name.get(&thin.destination).copied().filter(lags) {
+            self.passed_over(dest, thin);
+        }
         false
+    }
+
+    /// A row stays in the database until its destination's own read comes for it.
+    fn passed_over(&mut self, dest: usize, thin: &Thin) {
+        // Whoever takes a house that is gone reads it from the start.
+        if let Some(house) = self.houses.get(&thin.house) {
+            let cursors = self.destinations[dest].lag.get_or_insert_default();
+            cursors.entry(thin.house).or_insert(Cursor::at(house.mark)).back_to(thin);
+        }
     }
 
     fn insert(&mut self, thin: Thin, dest: usize, key: Option<(House, KeyHash)>) {
@@ -259,14 +267,13 @@ impl Engine {
     /// again behind what failed before it.
     pub(super) fn key_returned(&mut self, id: i64) {
         let Some(row) = self.rows.get(&id) else { return };
-        let (dest, house) = (row.dest, row.thin.house);
         if row.claimed {
             self.unclaim(id, Duration::ZERO);
             return;
         }
+        let (dest, thin) = (row.dest, row.thin.clone());
         if self.destinations[dest].is_down() {
-            let cursor = self.destinations[dest].lag.get_or_insert_default().entry(house).or_insert(i64::MAX);
-            *cursor = (*cursor).min(id - 1);
+            self.passed_over(dest, &thin);
         }
         self.forget(id);
     }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use super::destination::Cursor;
 use super::engine::{Engine, Event, State};
 use super::stats::AttemptCounts;
 use crate::error::storable;
@@ -154,6 +155,10 @@ impl Engine {
         ids.sort_unstable();
         ids.dedup();
         let mut cursors = self.destinations[dest].lag.take().unwrap_or_default();
+        // Left out from where its forward read stands.
+        for (house, h) in &self.houses {
+            cursors.entry(*house).or_insert(Cursor::at(h.mark));
+        }
         let mut kept = None;
         for id in ids {
             let Some(row) = self.rows.get(&id) else { continue };
@@ -167,16 +172,13 @@ impl Engine {
                 kept = Some(id);
                 continue;
             }
-            let cursor = cursors.entry(row.thin.house).or_insert(i64::MAX);
-            *cursor = (*cursor).min(id - 1);
+            if let Some(cursor) = cursors.get_mut(&row.thin.house) {
+                cursor.back_to(&row.thin);
+            }
             if let Some(key) = key {
                 self.key_set_back(&key, id);
             }
             self.forget(id);
-        }
-        // A house without rows here is left out from where its forward read stands.
-        for (house, h) in &self.houses {
-            cursors.entry(*house).or_insert(h.mark);
         }
         self.destinations[dest].lag = Some(cursors);
         if let Some(id) = kept {

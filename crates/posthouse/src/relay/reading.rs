@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use super::destination::{Cursor, Destination};
 use super::engine::{Engine, Event, Gate, HouseState};
 use super::ordering::Found;
 use crate::store::{House, KeyHash, Mark, Poll, Thin};
@@ -32,6 +33,10 @@ const SWEEP_SHARE: u32 = 50;
 
 /// Due rows seen by a poll are read at most this often, in case all of them are rows that can't go.
 const DUE_AGAIN: Duration = Duration::from_millis(200);
+
+/// When as many rows as may be in memory have been there for so long, those that wait are receivers' that are slow: the others' are
+/// read all the same.
+const CROWDED: Duration = Duration::from_millis(250);
 
 /// Before every time there is (the year 1, in microseconds): a cursor that has passed nothing.
 const BEFORE_ALL: (i64, i64) = (-62_135_596_800_000_000, 0);
@@ -63,6 +68,8 @@ pub(super) struct Reading {
     due_cursor: (i64, i64),
     /// How long due rows that a poll sees are left alone after a due read, in case they are those that can't go.
     due_pause: Duration,
+    /// The last due read left out what is due of a destination that is up.
+    due_left_out: bool,
     /// Changes known, and changes seen in the last poll.
     changes: Option<i64>,
     changes_seen: i64,
@@ -71,6 +78,10 @@ pub(super) struct Reading {
     near_at: Instant,
     full_at: Instant,
     sweep: Option<Sweep>,
+    /// Since when as many rows as may be are in memory.
+    full_since: Option<Instant>,
+    /// Rows that may wait for a destination: without a limit, but where memory has been full for a while.
+    pub(super) share: usize,
 }
 
 /// A sweep under way: what is left of it, page by page.
@@ -102,12 +113,15 @@ impl Reading {
             due_read_at: now,
             due_cursor: BEFORE_ALL,
             due_pause: DUE_AGAIN,
+            due_left_out: false,
             changes: None,
             changes_seen: 0,
             back_at: now,
             near_at: now + settings.near_sweep,
             full_at: now + settings.full_sweep,
             sweep: None,
+            full_since: None,
+            share: usize::MAX,
         }
     }
 
@@ -165,9 +179,27 @@ impl Reading {
 type Asked = Vec<(House, u64, i64)>;
 
 impl Engine {
-    /// Rows that may be in memory before reading stops.
+    /// Whether more may be read: until memory is full, and then what is others' than of those that fill it.
     fn has_room(&self) -> bool {
-        self.rows.len() < self.shared.settings.batch as usize * 4
+        self.reading.full_since.is_none() || self.reading.share < usize::MAX
+    }
+
+    /// Looks whether memory is full. One receiver may fill it for a moment, which keeps reads large; who fills it for long gets
+    /// no more than a share, so that what is read beside it finds room: half as much as memory may hold, shared by those that wait.
+    fn measure_room(&mut self, now: Instant) {
+        let most = self.shared.settings.batch as usize * 4;
+        if self.rows.len() < most {
+            self.reading.full_since = None;
+            self.reading.share = usize::MAX;
+            return;
+        }
+        let crowded_at = *self.reading.full_since.get_or_insert(now) + CROWDED;
+        if now < crowded_at {
+            self.wake_by(crowded_at);
+            return;
+        }
+        let waiting = self.destinations.iter().filter(|d| d.waiting > 0).count();
+        self.reading.share = (most / 2 / waiting.max(1)).max(1);
     }
 
     /// Houses that are read now.
@@ -192,6 +224,7 @@ impl Engine {
     /// Starts the reads that are wanted now.
     pub(super) fn read(&mut self, now: Instant) {
         self.recent.prune(self.reading.oldest_outstanding());
+        self.measure_room(now);
         if self.readable().next().is_none() {
             return;
         }
@@ -258,7 +291,7 @@ impl Engine {
         for d in &mut self.destinations {
             if let Some(cursors) = &mut d.lag {
                 for (house, mark) in &marks {
-                    cursors.entry(*house).or_insert(*mark);
+                    cursors.entry(*house).or_insert(Cursor::at(*mark));
                 }
             }
         }
@@ -295,8 +328,10 @@ impl Engine {
             return false;
         }
         let (after, limit) = (self.reading.due_cursor, self.shared.settings.batch.min(500));
-        let excluded: Vec<String> =
-            self.destinations.iter().filter(|d| d.lag.is_some() && !d.has_room()).map(|d| d.name.clone()).collect();
+        let share = self.reading.share;
+        let excluded: Vec<String> = self.destinations.iter().filter(|d| !d.wants_due(share)).map(|d| d.name.clone()).collect();
+        self.reading.due_left_out = self.destinations.iter().any(|d| !d.is_down() && !d.wants_due(share));
+        self.destinations.iter_mut().for_each(Destination::due_is_read);
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
         self.reading.due_read_at = now;
@@ -341,7 +376,7 @@ impl Engine {
         // In turn, so that one with a large backlog doesn't keep the others from theirs.
         let count = self.destinations.len();
         let mut turns = (1..=count).map(|n| (self.reading.lag_turn + n) % count);
-        let Some(dest) = turns.find(|place| self.destinations[*place].wants_rows(now)) else { return false };
+        let Some(dest) = turns.find(|place| self.destinations[*place].wants_rows(now, self.reading.share)) else { return false };
         self.reading.lag_turn = dest;
         let marks: Vec<(House, u64, i64)> = self.readable().map(|(house, h)| (house, h.life, h.mark)).collect();
         if marks.is_empty() {
@@ -349,10 +384,13 @@ impl Engine {
             return false;
         }
         let d = &mut self.destinations[dest];
-        let name = d.name.clone();
+        let (name, fresh) = (d.name.clone(), d.is_read());
         let Some(cursors) = &mut d.lag else { return false };
-        let asked: Asked =
-            marks.iter().map(|(house, life, mark)| (*house, *life, *cursors.entry(*house).or_insert(*mark))).collect();
+        let mut from = |house, mark| {
+            let cursor = cursors.entry(house).or_insert(Cursor::at(mark));
+            if fresh { cursor.fresh } else { cursor.all }
+        };
+        let asked: Asked = marks.iter().map(|(house, life, mark)| (*house, *life, from(*house, *mark))).collect();
         let limit = (self.shared.settings.batch.min(1_000) / asked.len().max(1) as u32).max(4);
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
@@ -360,7 +398,7 @@ impl Engine {
         self.io.spawn(async move {
             let marks = marks_of(&asked);
             let result = store.of_destination(&marks, &name, limit).await;
-            Event::OfDestination { dest, asked, limit, result }
+            Event::OfDestination { dest, fresh, asked, limit, result }
         });
         true
     }
@@ -397,7 +435,7 @@ impl Engine {
                 // What committed late below the cursor of a destination that lags is found like everything else.
                 for d in self.destinations.iter_mut().filter(|d| !d.is_down()) {
                     if let Some(cursors) = &mut d.lag {
-                        cursors.values_mut().for_each(|cursor| *cursor = 0);
+                        cursors.values_mut().for_each(|cursor| *cursor = Cursor::at(0));
                     }
                 }
                 // Rows whose log row was missing get another look.
@@ -518,10 +556,10 @@ impl Engine {
                     None => self.key_reads.extend(keys),
                 }
             }
-            Event::OfDestination { dest, asked, limit, result } => {
+            Event::OfDestination { dest, fresh, asked, limit, result } => {
                 self.reading.fast = None;
                 if let Some(rows) = self.read_result(now, result) {
-                    self.on_destination_read(dest, &asked, limit, rows);
+                    self.on_destination_read(dest, fresh, &asked, limit, rows);
                 }
             }
             Event::Changes { upto, result } => {
@@ -680,7 +718,7 @@ impl Engine {
         }
     }
 
-    fn on_destination_read(&mut self, dest: usize, asked: &Asked, limit: u32, rows: Vec<Thin>) {
+    fn on_destination_read(&mut self, dest: usize, fresh: bool, asked: &Asked, limit: u32, rows: Vec<Thin>) {
         let mut seen: std::collections::HashMap<House, (u32, i64)> = std::collections::HashMap::new();
         for thin in &rows {
             let entry = seen.entry(thin.house).or_insert((0, 0));
@@ -695,7 +733,8 @@ impl Engine {
                 _ => None,
             })
             .collect();
-        let mut caught_up = true;
+        // Below the fresh ones there may be more.
+        let mut caught_up = !fresh;
         if let Some(cursors) = &mut self.destinations[dest].lag {
             for (house, life, after) in asked {
                 if !current.contains(&(*house, *life)) {
@@ -710,15 +749,15 @@ impl Engine {
                     last = last.max(*bound);
                 }
                 // What admit refuses below pulls the cursor back.
-                cursors.insert(*house, last.max(*after));
+                caught_up &= cursors.entry(*house).or_insert(Cursor::at(*after)).advance(fresh, *after, last);
             }
         }
-        let before: Option<std::collections::HashMap<House, i64>> = self.destinations[dest].lag.clone();
+        let before = self.destinations[dest].lag.clone();
         for thin in rows {
             self.admit(thin, Found::Behind);
         }
         let d = &self.destinations[dest];
-        if caught_up && d.lag == before && (!d.is_down() || d.has_room()) {
+        if caught_up && d.lag == before && (!d.is_down() || d.has_room(self.reading.share)) {
             self.end_lag(dest);
         }
     }
@@ -726,10 +765,15 @@ impl Engine {
     /// A destination is read together with the others again. Houses that weren't read for it, because their group had no room,
     /// are read from where it stands.
     fn end_lag(&mut self, dest: usize) {
+        if std::mem::take(&mut self.reading.due_left_out) {
+            // Now, whatever the last due read found.
+            self.reading.due_pause = Duration::ZERO;
+            self.reading.due_by(Instant::now());
+        }
         for (house, cursor) in self.destinations[dest].lag.take().into_iter().flatten() {
-            let full = self.houses.get(&house).is_some_and(|h| h.is_read() && self.is_full(h) && cursor < h.mark);
+            let full = self.houses.get(&house).is_some_and(|h| h.is_read() && self.is_full(h) && cursor.all < h.mark);
             if full && let Some(h) = self.houses.get_mut(&house) {
-                h.refused = Some(h.refused.map_or(cursor + 1, |known| known.min(cursor + 1)));
+                h.refused = Some(h.refused.map_or(cursor.all + 1, |known| known.min(cursor.all + 1)));
             }
         }
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
+use super::destination::Cursor;
 use super::engine::{Engine, Event, Gate, Row, State};
 use super::membership::Report;
 use super::ordering::Found;
@@ -434,7 +435,7 @@ impl Engine {
                     Gate::Run { bound, .. } => bound,
                     _ => 0,
                 };
-                let lags = |cursors: &HashMap<House, i64>| cursors.get(house).is_some_and(|cursor| *cursor < bound);
+                let lags = |cursors: &HashMap<House, Cursor>| cursors.get(house).is_some_and(|cursor| cursor.all < bound);
                 let up = self.destinations.iter().filter(|d| !d.is_down());
                 h.is_ahead() || self.is_full(h) || up.filter_map(|d| d.lag.as_ref()).any(lags)
             })
@@ -527,7 +528,7 @@ impl Engine {
     /// Whether a row that wasn't taken into memory comes back, for room.
     fn is_put_off(&self, house: House, destination: &str) -> bool {
         let full = self.houses.get(&house).is_some_and(|h| h.refused.is_some());
-        full || self.destinations.iter().any(|d| d.name == destination && !d.is_down() && !d.has_room())
+        full || self.destinations.iter().any(|d| d.name == destination && !d.is_down() && !d.has_room(self.reading.share))
     }
 
     fn set_phase(&mut self, id: u64, phase: Phase) {

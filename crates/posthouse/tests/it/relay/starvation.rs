@@ -5,11 +5,13 @@ use std::time::Duration;
 use posthouse::transport::{Delivery, from_fn};
 use posthouse::{Message, Relay, Retry, Route};
 
-use super::{Log, Recorder, quick};
+use super::{Log, Recorder, patient, quick};
 use crate::support::{SOON, TestDb, on_all_databases, scale, wait_for};
 
 on_all_databases!(
     failing_rows_do_not_starve_a_good_one,
+    what_is_always_due_leaves_room_for_a_good_row,
+    many_stalled_destinations_beside_a_healthy_one,
     stalled_destination_ahead_of_a_healthy_one,
     memory_is_bounded_in_bytes,
     huge_backlog_drains_with_bounded_memory,
@@ -39,6 +41,80 @@ async fn failing_rows_do_not_starve_a_good_one<T: TestDb>() {
     // The others fail for hours.
     wait_for("the good one", SOON * 2, async || log.len() == 1).await;
     relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// The same where the receiver can't even answer as fast as the failing rows come back: of their destination too, something new
+/// goes in between.
+async fn what_is_always_due_leaves_room_for_a_good_row<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let log = Log::default();
+    let l = log.clone();
+    let transport = from_fn(move |d: Delivery| {
+        let log = l.clone();
+        async move {
+            if d.message().payload == b"good" {
+                log.add(&d);
+                return d.delivered();
+            }
+            // Eight at a time: 1 600 in a second, of 60 000 that are due.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            d.retry("bad", None)
+        }
+    });
+    let mut settings = quick();
+    settings.default_route.retry = Retry::new(10_000, Duration::from_millis(100), Duration::from_millis(100));
+    settings.default_route.concurrency = Some(8);
+    let relay = Relay::builder(&outbox).settings(settings).transport("test", transport).start().await.unwrap();
+    let mut tx = outbox.begin().await.unwrap();
+    // More than one read of what was passed over takes.
+    outbox.publish_many(&mut tx, (0..6_000).map(|_| Message::to("test:a").payload("bad"))).await.unwrap();
+    tx.commit().await.unwrap();
+    wait_for("as many have failed", SOON * 3, async || relay.stats().retried >= 6_000).await;
+    // Later ones as well: behind those that failed, and behind each other's followers.
+    for i in 0..5 {
+        let message = Message::to("test:a").payload("good");
+        outbox.publish_alone(if i % 2 == 0 { message } else { message.key(i) }).await.unwrap();
+        let before = relay.stats().retried;
+        wait_for("a good one", SOON, async || log.len() == i + 1).await;
+        // It waits for what is in memory and a read or two, not until all have had their turn.
+        let meanwhile = relay.stats().retried - before;
+        assert!(meanwhile < 1_500, "{meanwhile} others were tried first");
+    }
+    // Nor are the failing ones starved.
+    let before = relay.stats().retried;
+    wait_for("failing ones go on", SOON, async || relay.stats().retried >= before + 1_000).await;
+    relay.shutdown(Duration::from_secs(5)).await;
+}
+
+/// Nor do many receivers that take nothing and aren't known to be down.
+async fn many_stalled_destinations_beside_a_healthy_one<T: TestDb>() {
+    let outbox = T::fresh().await;
+    let mut tx = outbox.begin().await.unwrap();
+    for n in 0..60 {
+        let messages = (0..400).map(|_| Message::to(format!("stalled:{n}")).payload("x"));
+        outbox.publish_many(&mut tx, messages).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    let log = Log::default();
+    let stalled = from_fn(|d: Delivery| async move {
+        std::future::pending::<()>().await;
+        drop(d);
+    });
+    let relay = Relay::builder(&outbox)
+        .settings(patient())
+        .transport("stalled", stalled)
+        .transport("test", Recorder(log.clone()))
+        .start()
+        .await
+        .unwrap();
+    wait_for("many are in flight", SOON, async || relay.stats().in_flight >= 60).await;
+    for i in 0..20 {
+        outbox.publish_alone(Message::to("test:a").payload(i.to_string())).await.unwrap();
+        log.wait_len(i + 1).await;
+    }
+    let held = relay.stats().in_memory;
+    assert!(held < 14_000, "{held} rows in memory");
+    relay.shutdown(Duration::from_millis(100)).await;
 }
 
 /// P7: many rows of a destination that takes nothing, older than those of a healthy one.
