@@ -13,7 +13,7 @@ use crate::report::{Compared, Figure, Report, Row, median};
 
 /// For `--help`.
 pub(crate) const ABOUT: &str = "\
-Fills the log with delivered messages, ten times as many from step to step, and measures at each step, with PostgreSQL:
+Fills new tables with delivered messages, ten times as many from step to step, and measures at each step, with PostgreSQL:
 
   drain     a relay with a transport that confirms at once sends N messages
   publish   transactions with one business row and one message, one after the other
@@ -23,17 +23,31 @@ A row's limit is what the same took at the first step: the ratio must stay near 
 /// Rows per statement while the log is filled.
 const CHUNK: u64 = 500_000;
 
-pub(crate) async fn run(args: &GrowthArgs, rounds: usize, report: &mut Report) {
+/// With so many retained messages, those that a round adds to them don't count.
+const MANY: u64 = 1_000_000;
+
+/// New tables with so many retained messages.
+async fn filled(retained: u64) -> Outbox<Postgres> {
     let outbox = Postgres::fresh(CONNECTIONS).await;
     make_orders(&outbox).await;
-    let (mut retained, mut order) = (0, 0);
+    retain(&outbox, retained).await;
+    outbox
+}
+
+pub(crate) async fn run(args: &GrowthArgs, rounds: usize, report: &mut Report) {
+    let mut order = 0;
     let mut first: Option<(f64, f64)> = None;
     let steps = std::iter::successors(Some(1_000_u64), |n| Some(n * 10)).take_while(|n| *n <= args.upto);
     for step in steps {
-        retain(&outbox, step - retained.min(step)).await;
-        retained = step;
         let (mut rates, mut times, mut wals) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..rounds {
+        let mut outbox = filled(step).await;
+        let mut retained = step;
+        for round in 0..rounds {
+            if round > 0 && step < MANY {
+                Postgres::remove(outbox).await;
+                outbox = filled(step).await;
+                retained = step;
+            }
             let before = Postgres::wal(&outbox).await;
             fill(&outbox, args.n, args.payload, Some(1_000)).await;
             rates.push(relayed(&outbox, args.n).await);
@@ -65,8 +79,8 @@ pub(crate) async fn run(args: &GrowthArgs, rounds: usize, report: &mut Report) {
             compared: Some(Compared::new(&times, &vec![time_first; times.len()])),
             figures: vec![retained_figure],
         });
+        Postgres::remove(outbox).await;
     }
-    Postgres::remove(outbox).await;
 }
 
 /// Delivered messages: the triggers don't fire, so that no pending row has to be deleted again.
@@ -82,7 +96,9 @@ async fn retain(outbox: &Outbox<Postgres>, n: u64) {
              SET session_replication_role = origin"
         );
         must("fill the log (this needs a superuser)", Postgres::execute(outbox, insert).await);
-        eprintln!("{to} of {n} delivered messages more, {:.0} s", started.elapsed().as_secs_f64());
+        if n >= MANY {
+            eprintln!("{to} of {n} retained messages, {:.0} s", started.elapsed().as_secs_f64());
+        }
     }
     // One statement each: VACUUM runs in no transaction, and several statements at once are one.
     must("analyze", Postgres::execute(outbox, format!("VACUUM ANALYZE {message}")).await);

@@ -269,8 +269,8 @@ const KIND: Key = (
     "`http`, `rabbitmq`, `kafka` or `nats`; may be left out in `[transports.http]`",
 );
 const CA_FILE: &str = "PEM file with the certificates to trust, instead of the system's.";
-const CONNECT: &str =
-    "A connection, name lookup and TLS handshake included, must stand within this time, or the destination is down.";
+const CONNECT: &str = "A connection, name lookup and TLS handshake included, must stand within this time, or the destination is down. Unless it is \
+     written, half of `relay.send_timeout` where that is not more than 5s.";
 const CONNECT_LIMITS: &str = "1ms to 1h; less than `relay.send_timeout`";
 
 pub(super) const HTTP: Keys = &[

@@ -300,7 +300,6 @@ pub(crate) fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> R
         let problem = Problem::new("xxl_job", None, "this posthouse was built without xxl-job");
         walk.problems.push(problem.fix("use one that was built with it (cargo feature \"xxl-job\"), or remove this section"));
     }
-    #[cfg_attr(not(feature = "rabbitmq"), expect(unused_mut, reason = "only queues are known by routes"))]
     let mut config = Config {
         file: None,
         databases,
@@ -325,10 +324,22 @@ pub(crate) fn parse(mut table: Table, env: &dyn Fn(&str) -> Option<String>) -> R
     let mut found = Vec::new();
     groups::relations(&config, &written, &walk, &mut found);
     walk.problems.extend(found);
+    fit_connect_timeouts(&mut config, &walk);
     check::relations(&config, &mut walk);
     #[cfg(feature = "rabbitmq")]
     watch::of_routes(&mut config);
     if walk.problems.is_empty() { Ok(config) } else { Err(walk.problems) }
+}
+
+/// Nobody has to mend a connect timeout that they haven't written: the default gives way to a short send timeout.
+fn fit_connect_timeouts(config: &mut Config, walk: &Walk<'_>) {
+    let send_timeout = config.relay.send_timeout;
+    for (name, transport) in &mut config.transports {
+        let written = walk.shown.contains_key(&join(&join("transports", name), "connect_timeout"));
+        if let Some(connect_timeout) = transport.connect_timeout_mut().filter(|timeout| !written && **timeout >= send_timeout) {
+            *connect_timeout = send_timeout / 2;
+        }
+    }
 }
 
 /// What databases say about retention themselves, taken out of them.

@@ -148,6 +148,19 @@ impl TransportConfig {
         }
     }
 
+    /// The same, to set it.
+    pub(super) fn connect_timeout_mut(&mut self) -> Option<&mut Duration> {
+        match self {
+            Self::Http(settings) => Some(&mut settings.connect_timeout),
+            #[cfg(feature = "rabbitmq")]
+            Self::RabbitMq(settings) => Some(&mut settings.connect_timeout),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(_) => None,
+            #[cfg(feature = "nats")]
+            Self::Nats(settings) => Some(&mut settings.connect_timeout),
+        }
+    }
+
     /// The transport. Connects to nothing.
     pub(crate) fn build(&self) -> Result<Box<dyn Transport>, Error> {
         Ok(match self.clone() {

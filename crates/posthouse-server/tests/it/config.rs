@@ -129,7 +129,11 @@ fn relations_are_checked() {
         "transports.http.connect_timeout",
         &["must be less than relay.send_timeout"],
     );
-    one("[relay]\nsend_timeout = \"5s\"", "transports.http.connect_timeout", &["5s", "must be less than relay.send_timeout"]);
+    one(
+        "[relay]\nsend_timeout = \"5s\"\n[transports.http]\nconnect_timeout = \"5s\"",
+        "transports.http.connect_timeout",
+        &["5s", "must be less than relay.send_timeout"],
+    );
     one("[routes.x]\nto = \"https://x.example/\"\nretry = { base = \"20m\" }", "routes.x.retry.base", &["at most retry.cap"]);
     one("[transports.http]\nallow = [\"10.0.0.0/99\"]", "transports.http.allow", &[]);
     one(
@@ -139,6 +143,16 @@ fn relations_are_checked() {
     );
     let other_prefix = "[databases.a]\nurl = \"postgres://u@h/d\"\n[databases.b]\nurl = \"postgres://u@h/d\"\nprefix = \"b_\"";
     assert_eq!(print(other_prefix).code, 0);
+}
+
+#[test]
+fn a_short_send_timeout_asks_for_nothing_that_was_not_written() {
+    for (send_timeout, connect_timeout) in [("4s", "2s"), ("5s", "2s 500ms"), ("5s 1ms", "5s")] {
+        let dir = Dir::new();
+        dir.write("posthouse.toml", &format!("[databases.a]\nurl = \"sqlite:a.db\"\n[relay]\nsend_timeout = \"{send_timeout}\""));
+        let shown = ph(&dir, &["relay", "--print-config", "--json"]).code(0).json();
+        assert_eq!(shown["transports"]["http"]["connect_timeout"], connect_timeout, "{send_timeout}");
+    }
 }
 
 #[test]

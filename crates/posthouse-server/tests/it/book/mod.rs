@@ -30,6 +30,13 @@ fn the_configuration_reference_is_what_the_program_says() {
 }
 
 #[test]
+fn the_figures_of_the_readmes_are_those_that_were_measured() {
+    let check = std::process::Command::new(root().join("scripts/figures")).arg("--check").output();
+    let check = check.expect("scripts/figures (Python 3)");
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stderr));
+}
+
+#[test]
 fn keys_of_the_configuration_are_explained_in_a_terminal() {
     let dir = Dir::new();
     let told = ph(&dir, &["config", "relay.lease"]).code(0).stdout;
