@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::database::must;
 
 /// Distances in the picture, in its own units.
-const WIDTH: f64 = 900.0;
-const LABELS: f64 = 330.0;
+const CHARACTER: f64 = 7.2;
+const BARS: f64 = 420.0;
 const VALUES: f64 = 150.0;
 const BAR: f64 = 12.0;
 const ROW: f64 = 34.0;
@@ -39,8 +39,8 @@ fn beside(file: &Path) -> PathBuf {
 struct Bar {
     label: String,
     value: f64,
-    /// What is possible.
-    limit: Option<f64>,
+    /// In grey, below it: what is possible, or the 99th percentile of what `value` is the median of.
+    grey: Option<f64>,
 }
 
 /// Rows of one unit share a scale.
@@ -49,50 +49,58 @@ fn chart(measured: &Value) -> Option<String> {
     for row in measured["rows"].as_array()? {
         let Some(bar) = bar(row) else { continue };
         let unit = row["unit"].as_str().unwrap_or_default();
-        let unit = if unit.is_empty() { "CPU %" } else { unit };
-        match groups.iter_mut().find(|(u, _)| u == unit) {
+        let unit = match (unit, bar.grey) {
+            ("", _) => "CPU %".to_owned(),
+            (unit, None) => unit.to_owned(),
+            (unit, Some(_)) if row["p99"].is_number() => format!("{unit}; median, 99 % in grey"),
+            (unit, Some(_)) => format!("{unit}; limit in grey"),
+        };
+        match groups.iter_mut().find(|(u, _)| *u == unit) {
             Some((_, bars)) => bars.push(bar),
-            None => groups.push((unit.to_owned(), vec![bar])),
+            None => groups.push((unit, vec![bar])),
         }
     }
     if groups.is_empty() {
         return None;
     }
     let rows: usize = groups.iter().map(|(_, bars)| bars.len()).sum();
+    let longest = groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.label.chars().count()).max().unwrap_or(0);
+    let labels = longest as f64 * CHARACTER + 20.0;
+    let width = labels + BARS + VALUES;
     let height = 64.0 + rows as f64 * ROW + groups.len() as f64 * GROUP;
     let title = escaped(measured["command"].as_str().unwrap_or("posthouse-bench"));
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"13\" role=\"img\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height}\" font-family=\"sans-serif\" font-size=\"13\" role=\"img\">\n\
          <title>{title}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
          <text x=\"10\" y=\"24\" font-size=\"15\" font-weight=\"bold\" fill=\"#1b1f24\">{title}</text>\n"
     );
     let mut y = 44.0;
     for (unit, bars) in &groups {
-        let largest = bars.iter().flat_map(|b| [Some(b.value), b.limit]).flatten().fold(0.0, f64::max);
-        let scale = (WIDTH - LABELS - VALUES) / if largest > 0.0 { largest } else { 1.0 };
+        let largest = bars.iter().flat_map(|b| [Some(b.value), b.grey]).flatten().fold(0.0, f64::max);
+        let scale = BARS / if largest > 0.0 { largest } else { 1.0 };
         y += GROUP;
-        let _ = writeln!(svg, "<text x=\"{LABELS}\" y=\"{:.0}\" fill=\"#57606a\">{}</text>", y - 10.0, escaped(unit));
+        let _ = writeln!(svg, "<text x=\"{labels:.0}\" y=\"{:.0}\" fill=\"#57606a\">{}</text>", y - 10.0, escaped(unit));
         for bar in bars {
             let (text, width) = (y + BAR + 3.0, bar.value * scale);
             let _ = writeln!(
                 svg,
                 "<text x=\"{:.0}\" y=\"{text:.0}\" text-anchor=\"end\" fill=\"#1b1f24\">{}</text>",
-                LABELS - 10.0,
+                labels - 10.0,
                 escaped(&bar.label)
             );
-            if let Some(limit) = bar.limit {
+            if let Some(grey) = bar.grey {
                 let _ = writeln!(
                     svg,
-                    "<rect x=\"{LABELS}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"#d0d7de\"/>",
+                    "<rect x=\"{labels:.0}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"#d0d7de\"/>",
                     y + BAR,
-                    limit * scale
+                    grey * scale
                 );
             }
             let _ = writeln!(
                 svg,
-                "<rect x=\"{LABELS}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{BAR}\" fill=\"#2f6fdb\"/>\n\
+                "<rect x=\"{labels:.0}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{BAR}\" fill=\"#2f6fdb\"/>\n\
                  <text x=\"{:.0}\" y=\"{text:.0}\" fill=\"#1b1f24\">{}</text>",
-                LABELS + (bar.limit.unwrap_or(0.0).max(bar.value)) * scale + 8.0,
+                labels + (bar.grey.unwrap_or(0.0).max(bar.value)) * scale + 8.0,
                 told(bar)
             );
             y += ROW;
@@ -106,17 +114,19 @@ fn chart(measured: &Value) -> Option<String> {
 fn bar(row: &Value) -> Option<Bar> {
     let label = format!("{}: {}", row["database"].as_str()?, row["what"].as_str()?);
     if let Some(ours) = row["ours"].as_f64() {
-        return Some(Bar { label, value: ours, limit: row["limit"].as_f64() });
+        return Some(Bar { label, value: ours, grey: row["limit"].as_f64() });
     }
-    let value =
-        ["rate", "p99", "messages_per_second", "slowest_ms", "cpu_percent"].iter().find_map(|name| row[*name].as_f64())?;
-    Some(Bar { label, value, limit: None })
+    if let Some(median) = row["p50"].as_f64() {
+        return Some(Bar { label, value: median, grey: row["p99"].as_f64() });
+    }
+    let value = ["rate", "messages_per_second", "slowest_ms", "cpu_percent"].iter().find_map(|name| row[*name].as_f64())?;
+    Some(Bar { label, value, grey: None })
 }
 
 fn told(bar: &Bar) -> String {
     let short = |v: f64| if v >= 100.0 { format!("{v:.0}") } else { format!("{v:.2}") };
-    match bar.limit {
-        Some(limit) => format!("{} of {}", short(bar.value), short(limit)),
+    match bar.grey {
+        Some(grey) => format!("{} | {}", short(bar.value), short(grey)),
         None => short(bar.value),
     }
 }
@@ -138,14 +148,20 @@ mod tests {
             { "database": "mysql", "what": "drain", "unit": "messages/s", "ours": 100.0, "limit": 200.0 },
             { "database": "mysql", "what": "limit", "unit": "per second", "rate": 7.0 },
             { "database": "mysql", "what": "nothing", "unit": "per second" },
+            { "database": "mysql", "what": "latency", "unit": "ms", "rate": 9.0, "p50": 3.0, "p99": 30.0 },
         ]});
         let svg = chart(&measured).expect("a picture");
-        let whole = WIDTH - LABELS - VALUES;
-        for width in [whole / 4.0, whole / 2.0, whole] {
+        for width in [BARS / 4.0, BARS / 2.0, BARS / 10.0, BARS] {
             assert!(svg.contains(&format!("width=\"{width:.1}\"")), "{width}: {svg}");
         }
-        assert!(svg.contains("drain &lt;&amp;</title>") && svg.contains("50.00 of 100") && !svg.contains("nothing"), "{svg}");
-        assert_eq!(svg.matches("fill=\"#2f6fdb\"").count(), 3);
+        assert!(
+            svg.contains("drain &lt;&amp;</title>")
+                && svg.contains("50.00 | 100")
+                && svg.contains("3.00 | 30.00")
+                && !svg.contains("nothing"),
+            "{svg}"
+        );
+        assert_eq!(svg.matches("fill=\"#2f6fdb\"").count(), 4);
         assert!(chart(&json!({ "rows": [] })).is_none());
     }
 }

@@ -269,11 +269,13 @@ fn unix_seconds() -> u64 {
 
 fn machine() -> Machine {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let system = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let kib: f64 = memory.lines().next().and_then(|l| l.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0.0);
     Machine {
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         memory_gib: kib / (1 << 20) as f64,
-        system: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+        // Without what whoever built it calls it.
+        system: system.trim().split('-').next().unwrap_or_default().to_owned(),
     }
 }
 

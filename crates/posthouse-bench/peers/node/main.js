@@ -52,7 +52,17 @@ async function send(body) {
 const pool = new pg.Pool({ connectionString: config.database, max: config.connections });
 const peer = await open({ config, pool, send });
 
-const micros = () => Math.round((performance.timeOrigin + performance.now()) * 1000);
+// The system's clock, by which arrivals are told, in microseconds. `performance.timeOrigin` is that of the process's start, and
+// the system's clock may have been set since.
+let origin = 0;
+function setOrigin() {
+  const before = Date.now();
+  let now = before;
+  while (now === before) now = Date.now();
+  origin = now - performance.now();
+}
+const micros = () => Math.round((origin + performance.now()) * 1000);
+setOrigin();
 const padding = "x".repeat(config.payload);
 let numbers = 0;
 let orders = 0;
@@ -92,6 +102,7 @@ async function load(n, rate, c) {
   const first = numbers;
   numbers += n;
   const committed = new Array(n);
+  setOrigin();
   const start = micros() + 1000;
   let next = 0;
   await Promise.all(

@@ -412,11 +412,18 @@ impl Measure<'_> {
         let mut both = (Vec::new(), Vec::new());
         for (number, committed) in (first..).zip(committed).skip(skip) {
             let (intended, arrived) = *seen.times.get(&number).ok_or_else(|| format!("message {number} is missing"))?;
-            let since = |from: u64| arrived.saturating_sub(from) as f64 / 1e3;
+            let since = |from: u64| (arrived as f64 - from as f64) / 1e3;
             both.0.push(since(intended));
-            both.1.push(since(committed.as_u64().ok_or("load: a commit without a time")?));
+            // It may arrive before its publisher has learnt of the commit,
+            both.1.push(since(committed.as_u64().ok_or("load: a commit without a time")?).max(0.0));
         }
-        Ok(both)
+        // but not before it should have been published.
+        match both.0.iter().copied().reduce(f64::min) {
+            Some(least) if least < 0.0 => {
+                Err(format!("a message arrived {:.3} ms before it was published: two clocks differ", -least))
+            }
+            _ => Ok(both),
+        }
     }
 }
 

@@ -26,6 +26,12 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 /// Outcomes per statement.
 const BATCH: usize = 2_000;
 
+/// While outcomes come in, writing them takes one part in this many of the time, and waits no longer than this, nor for more than
+/// so many: each write waits for the disk once, whatever its size, and publishers wait for the same disk.
+const WRITE_SHARE: u32 = 4;
+const WRITE_PAUSE: Duration = Duration::from_millis(5);
+const WRITE_NOW: usize = 256;
+
 impl Engine {
     pub(super) fn on_answers(&mut self, answers: impl Iterator<Item = Answer>) {
         for answer in answers {
@@ -212,7 +218,7 @@ impl Engine {
     pub(super) fn on_delivered(&mut self, batch: Vec<Done>, result: Result<Vec<i64>, Error>) {
         match result {
             Ok(gone) => {
-                self.done.worked();
+                self.done.worked(Instant::now());
                 let mut stats = self.shared.stats();
                 stats.delivered += gone.len() as u64;
                 stats.stale += (batch.len() - gone.len()) as u64;
@@ -240,7 +246,7 @@ impl Engine {
     pub(super) fn on_set_back(&mut self, batch: Vec<Setback>, result: Result<Vec<i64>, Error>) {
         match result {
             Ok(changed) => {
-                self.setbacks.worked();
+                self.setbacks.worked(Instant::now());
                 self.shared.stats().stale += (batch.len() - changed.len()) as u64;
                 let now = Instant::now();
                 for setback in batch {
@@ -279,6 +285,10 @@ impl Engine {
 pub(super) struct Lane<T> {
     queue: Vec<T>,
     busy: bool,
+    /// When the last write began, and until when few outcomes wait for more.
+    began: Instant,
+    gathers_until: Instant,
+    /// After an error, nothing is written before this.
     after: Instant,
     failures: u32,
     most: usize,
@@ -287,7 +297,16 @@ pub(super) struct Lane<T> {
 
 impl<T> Lane<T> {
     pub(super) fn new(now: Instant) -> Self {
-        Self { queue: Vec::new(), busy: false, after: now, failures: 0, most: BATCH, aside: Vec::new() }
+        Self {
+            queue: Vec::new(),
+            busy: false,
+            began: now,
+            gathers_until: now,
+            after: now,
+            failures: 0,
+            most: BATCH,
+            aside: Vec::new(),
+        }
     }
 
     pub(super) fn push(&mut self, outcome: T) {
@@ -299,7 +318,7 @@ impl<T> Lane<T> {
     }
 
     fn next(&mut self, now: Instant) -> Option<Vec<T>> {
-        if self.busy || now < self.after {
+        if self.busy || now < self.after || (now < self.gathers_until && self.queue.len() < WRITE_NOW) {
             return None;
         }
         self.queue.extend(self.aside.extract_if(.., |(until, _)| *until <= now).map(|(_, outcome)| outcome));
@@ -307,6 +326,7 @@ impl<T> Lane<T> {
             return None;
         }
         self.busy = true;
+        self.began = now;
         Some(self.queue.drain(..self.queue.len().min(self.most)).collect())
     }
 
@@ -316,11 +336,13 @@ impl<T> Lane<T> {
         }
         let aside = self.aside.iter().map(|(until, _)| *until).min();
         let queue = (!self.queue.is_empty()).then_some(self.after);
-        [queue, aside].into_iter().flatten().min().map(|at| at.max(self.after))
+        [queue, aside].into_iter().flatten().min().map(|at| at.max(self.after).max(self.gathers_until))
     }
 
-    fn worked(&mut self) {
+    fn worked(&mut self, now: Instant) {
         self.busy = false;
+        let took = now.saturating_duration_since(self.began);
+        self.gathers_until = now + (took * (WRITE_SHARE - 1)).min(WRITE_PAUSE);
         self.failures = 0;
         self.most = (self.most * 2).min(BATCH);
     }
@@ -371,7 +393,7 @@ mod tests {
                 lane.failed(batch, &Error::Schema("this row".into()));
             } else {
                 written.extend(batch);
-                lane.worked();
+                lane.worked(now);
             }
         }
         assert!(!written.contains(&77) && !lane.is_empty(), "it is set aside, not dropped");
@@ -381,6 +403,28 @@ mod tests {
             later = later.or(lane.next(now));
         }
         assert_eq!(later, Some(vec![77]), "and tried again");
+    }
+
+    #[test]
+    fn few_outcomes_wait_for_more_and_many_do_not() {
+        let start = Instant::now();
+        let mut lane = Lane::new(start);
+        lane.push(0);
+        assert_eq!(lane.next(start).map(|batch| batch.len()), Some(1), "the first doesn't wait");
+        let written = start + Duration::from_millis(1);
+        lane.worked(written);
+        lane.push(1);
+        let at = lane.wake_at().expect("it is to be written");
+        assert_eq!(at - written, Duration::from_millis(1) * (WRITE_SHARE - 1));
+        assert!(lane.next(at - Duration::from_micros(1)).is_none());
+        assert_eq!(lane.next(at).map(|batch| batch.len()), Some(1));
+        let slow = at + Duration::from_secs(1);
+        lane.worked(slow);
+        (0..WRITE_NOW).for_each(|n| lane.push(n));
+        assert_eq!(lane.next(slow).map(|batch| batch.len()), Some(WRITE_NOW), "enough for a write");
+        lane.worked(slow + Duration::from_secs(1));
+        lane.push(2);
+        assert_eq!(lane.wake_at(), Some(slow + Duration::from_secs(1) + WRITE_PAUSE), "not for long");
     }
 
     #[test]

@@ -34,6 +34,11 @@ const SWEEP_SHARE: u32 = 50;
 /// Due rows seen by a poll are read at most this often, in case all of them are rows that can't go.
 const DUE_AGAIN: Duration = Duration::from_millis(200);
 
+/// While messages come in, the forward read takes one part in this many of the time, and waits no longer than this: it costs the
+/// database the same for one new message as for a hundred, and publishers need the database too.
+const READ_SHARE: u32 = 4;
+const READ_PAUSE: Duration = Duration::from_millis(5);
+
 /// When as many rows as may be in memory have been there for so long, those that wait are receivers' that are slow: the others' are
 /// read all the same.
 const CROWDED: Duration = Duration::from_millis(250);
@@ -54,6 +59,9 @@ pub(super) struct Reading {
     failures: u32,
     turn: usize,
     next_poll: Instant,
+    /// When the last poll was issued, and before when there is none, whoever asks.
+    polled_at: Instant,
+    not_before: Instant,
     /// Something was committed since the last poll was issued.
     woken: bool,
     interval: Duration,
@@ -104,6 +112,8 @@ impl Reading {
             failures: 0,
             turn: 0,
             next_poll: now,
+            polled_at: now,
+            not_before: now,
             woken: false,
             interval: EAGER,
             completed_poll: 0,
@@ -254,8 +264,9 @@ impl Engine {
     }
 
     fn poll(&mut self, now: Instant) -> bool {
-        if now < self.reading.next_poll {
-            self.wake_by(self.reading.next_poll);
+        let at = self.reading.next_poll.max(self.reading.not_before);
+        if now < at {
+            self.wake_by(at);
             return false;
         }
         if !self.has_room() || self.ahead().next().is_none() {
@@ -302,6 +313,7 @@ impl Engine {
         let unfiltered = excluded.is_empty();
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
+        self.reading.polled_at = now;
         self.reading.woken = false;
         let store = self.store.clone();
         self.io.spawn(async move {
@@ -703,6 +715,8 @@ impl Engine {
         self.reading.interval = if found_new { EAGER } else { (self.reading.interval * 2).min(self.shared.settings.idle_poll) };
         let cut_off = cut_off || !all;
         self.reading.next_poll = if cut_off || self.reading.woken { now } else { now + self.reading.interval };
+        let took = now.saturating_duration_since(self.reading.polled_at);
+        self.reading.not_before = if cut_off { now } else { now + (took * (READ_SHARE - 1)).min(READ_PAUSE) };
         if !found_new && !cut_off {
             self.reading.completed_poll = seq;
         }
