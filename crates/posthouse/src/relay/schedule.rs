@@ -718,7 +718,10 @@ impl Going {
         let Some(id) = self.record_begin(ask).await else {
             return RunReport::new(RunStatus::Stopped, "it was stopped before it began".to_owned());
         };
-        let report = self.work().await;
+        let Some(report) = self.work().await else {
+            // On record it goes on, until the lease of this instance ends and whoever takes its houses does what is left of it.
+            return RunReport::new(RunStatus::Stopped, "the relay's loops were started anew".to_owned());
+        };
         self.record_end(id, &report).await;
         report
     }
@@ -759,7 +762,8 @@ impl Going {
         }
     }
 
-    async fn work(&mut self) -> RunReport {
+    /// None when the engine ended in the midst of it.
+    async fn work(&mut self) -> Option<RunReport> {
         let (stop, stops) = watch::channel(false);
         let mut run = self.asked.clone();
         let mut asker = run.stop.replace(stops);
@@ -775,7 +779,7 @@ impl Going {
         if !run.houses.as_ref().unwrap_or(&self.group.houses).is_empty() {
             let (done, outcome) = oneshot::channel();
             if self.engine.send(Command::Run(run, done)).is_err() {
-                return RunReport::new(RunStatus::Stopped, "the relay was shut down".to_owned());
+                return Some(RunReport::new(RunStatus::Stopped, "the relay was shut down".to_owned()));
             }
             own = Some(outcome);
         }
@@ -809,9 +813,8 @@ impl Going {
                 }
             }
         };
-        let (Some(own), adopted) = outcome else {
-            return RunReport::new(RunStatus::Stopped, "the relay's loops were started anew".to_owned());
-        };
+        let (own, adopted) = outcome;
+        let own = own?;
         let RunOutcome { counts, end } = adopted.into_iter().fold(own, RunOutcome::and);
         let (status, error) = match end {
             RunEnd::Done | RunEnd::Limit => (RunStatus::Done, None),
@@ -819,7 +822,7 @@ impl Going {
             RunEnd::Stopped => (RunStatus::Stopped, None),
             RunEnd::Lost(why) => (RunStatus::Failed, Some(why)),
         };
-        RunReport { status, counts, error }
+        Some(RunReport { status, counts, error })
     }
 
     async fn record_end(&mut self, id: i64, report: &RunReport) {

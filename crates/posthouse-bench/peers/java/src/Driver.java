@@ -12,6 +12,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.UUID;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.IntConsumer;
@@ -188,7 +189,7 @@ final class Driver {
 
     private static void sleepUntil(long micros) {
         try {
-            Thread.sleep(java.time.Duration.ofNanos(Math.max(0, (micros - micros()) * 1_000)).toMillis());
+            TimeUnit.MICROSECONDS.sleep(micros - micros());
         } catch (InterruptedException e) {
             throw new IllegalStateException(e);
         }
