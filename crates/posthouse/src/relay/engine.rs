@@ -470,9 +470,9 @@ pub(super) async fn run(
                 Some(event) => engine.on_house_event(event),
                 None => membership_open = false,
             },
-            changed = stop.changed(), if !engine.stopping => {
-                // The sender is dropped together with this task's handle.
-                if changed.is_err() || *stop.borrow() {
+            // Its sender is gone when the relay was dropped: that ends everything at once, and nothing is handed over.
+            Ok(()) = stop.changed(), if !engine.stopping => {
+                if *stop.borrow() {
                     engine.stop();
                 }
             }
