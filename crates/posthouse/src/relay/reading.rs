@@ -341,8 +341,9 @@ impl Engine {
         }
         let (after, limit) = (self.reading.due_cursor, self.shared.settings.batch.min(500));
         let share = self.reading.share;
-        let excluded: Vec<String> = self.destinations.iter().filter(|d| !d.wants_due(share)).map(|d| d.name.clone()).collect();
-        self.reading.due_left_out = self.destinations.iter().any(|d| !d.is_down() && !d.wants_due(share));
+        let left_out: Vec<&Destination> = self.destinations.iter().filter(|d| !d.wants_due(share)).collect();
+        self.reading.due_left_out = left_out.iter().any(|d| !d.is_down());
+        let excluded: Vec<String> = left_out.iter().map(|d| d.name.clone()).collect();
         self.destinations.iter_mut().for_each(Destination::due_is_read);
         let seq = self.reading.issue();
         self.reading.fast = Some(seq);
